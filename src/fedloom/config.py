@@ -1,0 +1,277 @@
+"""The typed configuration tree: TOML in and out, overrides, unknown keys rejected with the nearest match named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from fedloom.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+def at_least(low: float) -> dict[str, Any]:
+    """Field metadata: the value may not be smaller than ``low``."""
+    return {"check": lambda value: value >= low, "rule": f"at least {low}"}
+
+
+def above(low: float) -> dict[str, Any]:
+    """Field metadata: the value must be greater than ``low``."""
+    return {"check": lambda value: value > low, "rule": f"greater than {low}"}
+
+
+def rate() -> dict[str, Any]:
+    """Field metadata: the value lies in (0, 1]."""
+    return {"check": lambda value: 0 < value <= 1, "rule": "greater than 0 and at most 1"}
+
+
+def all_positive() -> dict[str, Any]:
+    """Field metadata: every item of the list is at least 1."""
+    return {"check": lambda value: all(item >= 1 for item in value), "rule": "a list of numbers of at least 1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticipationConfig:
+    """Which silos take part in a round: each by a coin of its own, or a fixed share of them."""
+
+    mode: Literal["bernoulli", "fixed"] = "bernoulli"
+    rate: float = field(default=1.0, metadata=rate())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """The method's name; its own options are checked by the method itself."""
+
+    name: str = "fedvae"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The networks."""
+
+    network: str = "mlp"
+    hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())
+    latent: int = field(default=40, metadata=at_least(1))
+    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
+    kl_weight: float = field(default=1.0, metadata=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the records come from and who holds them."""
+
+    source: str = "mixed-mnist-sample"
+    path: str = ""
+    layout: Literal["federated", "centralised"] = "federated"
+    partition: str = "groups"
+    silos: int = field(default=10, metadata=at_least(1))
+    sizes: Literal["equal", "unequal"] = "equal"
+    alpha: float = field(default=0.3, metadata=above(0))
+    classes_per_silo: int = field(default=2, metadata=at_least(1))
+    records_per_silo: int = field(default=0, metadata=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingConfig:
+    """How blocks are merged; ``scopes`` overrides the method's own plan, block by block."""
+
+    weights: Literal["size", "equal-groups"] = "size"
+    scopes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """The privacy mechanism."""
+
+    mechanism: Literal["none"] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """What a silo does in a round."""
+
+    epochs: int = field(default=5, metadata=at_least(1))
+    batch_size: int = field(default=32, metadata=at_least(1))
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = field(default=1e-3, metadata=above(0))
+    keep_optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What the server does with the updates."""
+
+    step: Literal["mean"] = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How often and on how many samples the run is measured; 0 rounds means only at the end."""
+
+    every: int = field(default=0, metadata=at_least(0))
+    samples: int = field(default=1000, metadata=at_least(1))
+    metrics: tuple[str, ...] = ("domain",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Where the work runs; none of this changes what is learned beyond floating-point rounding."""
+
+    name: Literal["reference"] = "reference"
+    device: str = "cpu"
+    workers: int = field(default=0, metadata=at_least(0))
+    threads: int = field(default=0, metadata=at_least(0))
+    checkpoint_every: int = field(default=1, metadata=at_least(1))
+    keep_checkpoints: int = field(default=2, metadata=at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One experiment, whole."""
+
+    name: str = "experiment"
+    seed: int = field(default=0, metadata=at_least(0))
+    rounds: int = field(default=70, metadata=at_least(1))
+    participation: ParticipationConfig = field(default_factory=ParticipationConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sharing: SharingConfig = field(default_factory=SharingConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The tree as plain values, the method's options beside its name as in TOML."""
+        tree: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        tree["method"] = {"name": self.method.name, **tree["method"]["options"]}
+        return tree
+
+    def to_toml(self) -> str:
+        """The tree as TOML text that :func:`load_config` reads back to an equal value."""
+        import tomli_w
+
+        return tomli_w.dumps(self.to_mapping())
+
+    def digest(self) -> str:
+        """What identifies the experiment: a hash over everything but its name and where it runs."""
+        tree = self.to_mapping()
+        del tree["engine"], tree["name"]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
+    """Build a configuration dataclass from plain values; every complaint names the field, the value and the rule."""
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        where = f"{path}.{key}" if path else key
+        if key not in known:
+            raise ConfigError(unknown("key", where, (f"{path}.{name}" if path else name for name in known)))
+        values[key] = _convert(hints[key], value, where)
+        check, rule = known[key].metadata.get("check"), known[key].metadata.get("rule")
+        if check is not None and not check(values[key]):
+            raise ConfigError(f"{where} = {value!r} must be {rule}")
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Check one value against its type hint; whole numbers pass as floats, lists as tuples."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is MethodConfig:
+        return _method(value, where)
+    if is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.{_example(hint)}")
+        return parse(typing.cast("type[Any]", hint), value, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{where}: " + unknown("value", str(value), map(str, arguments)))
+        return value
+    if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_convert(arguments[0], item, where) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
+        return value
+    raise ConfigError(f"{where} = {value!r} must be {_describe(hint)}")
+
+
+def _method(value: Any, where: str) -> MethodConfig:
+    if not isinstance(value, Mapping) or not isinstance(value.get("name", "fedvae"), str):
+        raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.name")
+    options = {key: item for key, item in value.items() if key != "name"}
+    return MethodConfig(name=value.get("name", "fedvae"), options=options)
+
+
+def _example(cls: Any) -> str:
+    return fields(cls)[0].name
+
+
+def _describe(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return f"a list, each item {_describe(typing.get_args(hint)[0])}"
+    return "a table" if origin is dict else names.get(hint, str(hint))
+
+
+def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Apply ``key.sub=value`` assignments; a value is read as TOML, and as text where it is not TOML."""
+    tree: dict[str, Any] = json.loads(json.dumps(mapping))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"override '{assignment}' must look like key.sub=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *parents, leaf = key.strip().split(".")
+        node = tree
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise ConfigError(f"override '{assignment}': {parent} is a single value, not a table")
+            node = child
+        node[leaf] = value
+    return tree
+
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """The names of the presets that ship with the package, such as ``demo``."""
+    return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
+
+
+def load_config(source: str | Path, assignments: Sequence[str] = ()) -> Config:
+    """Read a preset by name or a TOML file by path, then apply ``key.sub=value`` assignments."""
+    path = Path(source)
+    if path.suffix != ".toml":
+        if str(source) not in preset_names():
+            raise ConfigError(unknown("preset", str(source), preset_names()) + "; a file must end in .toml")
+        path = PRESETS / f"{source}.toml"
+    try:
+        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return parse(Config, override(mapping, assignments))

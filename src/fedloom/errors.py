@@ -1,0 +1,39 @@
+"""What a person may have got wrong: one sentence, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedloomError(Exception):
+    """A mistake or mishap that one clear sentence explains; the command line prints it and exits with 2."""
+
+
+class ConfigError(FedloomError):
+    """A setting is unknown, has the wrong type, or does not fit the others."""
+
+
+class DataError(FedloomError):
+    """A data set is missing, unreadable, or not what it was said to be."""
+
+
+class RunFolderError(FedloomError):
+    """A run folder is missing, foreign, damaged, in the way, or cannot be written."""
+
+
+class EgressError(FedloomError):
+    """A silo was about to send something that its sharing plan does not declare."""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """Say that ``name`` is no ``kind``, with the nearest valid name first, else all of them.
+
+    >>> unknown("prior", "wavy", ["identical", "wave"])
+    "unknown prior 'wavy'; did you mean 'wave'? (allowed: identical, wave)"
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    listing = ", ".join(names) if names else "none"
+    return f"unknown {kind} '{name}'; {hint}(allowed: {listing})"

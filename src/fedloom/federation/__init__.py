@@ -1,0 +1,1 @@
+"""Who holds what: silos, groups, partitions and the sources of records."""

@@ -1,0 +1,185 @@
+"""Who holds what: records, silos, federations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import ConfigError, DataError, unknown
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class Records:
+    """A table of examples; ``x`` keeps its stored dtype (uint8 images stand for x/255, float32 features for themselves)."""
+
+    x: Tensor  # (n, *shape)
+    y: Tensor  # (n,) int64 class, UNLABELLED where unknown
+    group: Tensor  # (n,) int64 index into the federation's groups
+    subject: Tensor | None = None  # (n,) int64: whose record it is, for subject-level privacy
+    attributes: Tensor | None = None  # (n, a) float32: further conditions
+
+    def __post_init__(self) -> None:
+        for name in ("y", "group", "subject", "attributes"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.x):
+                raise DataError(f"records have {len(self.x)} rows of x but {len(column)} of {name}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self.x.shape[1:])
+
+    def take(self, index: Tensor) -> Records:
+        """The rows at ``index``, in that order."""
+        return Records(
+            x=self.x[index],
+            y=self.y[index],
+            group=self.group[index],
+            subject=None if self.subject is None else self.subject[index],
+            attributes=None if self.attributes is None else self.attributes[index],
+        )
+
+    def of_group(self, group: int) -> Records:
+        """The rows of one group."""
+        return self.take(torch.nonzero(self.group == group).flatten())
+
+    def to(self, device: torch.device | str) -> Records:
+        """The same table on another device."""
+        return Records(
+            x=self.x.to(device),
+            y=self.y.to(device),
+            group=self.group.to(device),
+            subject=None if self.subject is None else self.subject.to(device),
+            attributes=None if self.attributes is None else self.attributes.to(device),
+        )
+
+
+def concatenate(tables: Sequence[Records]) -> Records:
+    """Stack tables; a column that one of them lacks is dropped."""
+    subjects = [t.subject for t in tables if t.subject is not None]
+    attributes = [t.attributes for t in tables if t.attributes is not None]
+    return Records(
+        x=torch.cat([t.x for t in tables]),
+        y=torch.cat([t.y for t in tables]),
+        group=torch.cat([t.group for t in tables]),
+        subject=torch.cat(subjects) if len(subjects) == len(tables) else None,
+        attributes=torch.cat(attributes) if len(attributes) == len(tables) else None,
+    )
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Stored values as the models see them: uint8 images become [0, 1], everything else float32."""
+    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a phase sees of the records: ``mask`` is 0 where a row is padding."""
+
+    x: Tensor
+    y: Tensor
+    group: Tensor
+    mask: Tensor
+    subject: Tensor | None = None
+    attributes: Tensor | None = None
+
+
+def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Batch:
+    """Gather a batch, converted to what models see; without a mask every row counts."""
+    rows = records.take(index)
+    return Batch(
+        x=as_float(rows.x),
+        y=rows.y,
+        group=rows.group,
+        mask=torch.ones(len(rows), device=rows.x.device) if mask is None else mask,
+        subject=rows.subject,
+        attributes=rows.attributes,
+    )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Pooled data before anybody owns it: what a source gives and a partition divides."""
+
+    name: str
+    train: Records
+    test: Records
+    groups: tuple[str, ...]  # names of the domains
+    classes: tuple[str, ...] = ()  # names of the labels; empty when unlabelled
+    owners: tuple[str, ...] = ()  # names of natural silos, where the source knows them
+    owner: Tensor | None = None  # (n,) int64 index into owners for each training record
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One organisation and the records it may not hand out."""
+
+    name: str
+    train: Records
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """The groups its records belong to: one in a federation by groups, all of them in the centralised layout."""
+        return tuple(torch.unique(self.train.group).tolist())
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
+
+    name: str
+    silos: tuple[Silo, ...]
+    test: Records
+    groups: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise DataError("a federation needs at least one silo")
+        names = [silo.name for silo in self.silos]
+        if len(set(names)) < len(names):
+            raise DataError(f"two silos share a name: {', '.join(sorted(names))}")
+        for silo in self.silos:
+            if len(silo) == 0:
+                raise DataError(f"silo '{silo.name}' holds no records")
+            if silo.train.shape != self.shape:
+                raise DataError(
+                    f"silo '{silo.name}' holds records of shape {silo.train.shape}, the others {self.shape}"
+                )
+            if not silo.train.x.is_floating_point() and silo.train.x.dtype != torch.uint8:
+                raise DataError(f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats")
+            if silo.train.x.is_floating_point() and not torch.isfinite(silo.train.x).all():
+                raise DataError(f"silo '{silo.name}' holds values that are not finite")
+            if max(silo.groups) >= len(self.groups) or min(silo.groups) < 0:
+                raise DataError(f"silo '{silo.name}' has records of a group that the federation does not name")
+
+    def __len__(self) -> int:
+        return len(self.silos)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return self.silos[0].train.shape
+
+    def group_index(self, name: str) -> int:
+        """The number of a group by its name."""
+        if name not in self.groups:
+            raise ConfigError(unknown("group", name, self.groups))
+        return self.groups.index(name)
+
+    def centralised(self) -> Federation:
+        """The same records pooled in one silo: the layout that upper bounds are measured in."""
+        pooled = concatenate([silo.train for silo in self.silos])
+        return replace(self, silos=(Silo("centralised", pooled),))

@@ -1,0 +1,127 @@
+"""Named random streams: every random number is a pure function of (seed, purpose, silo, round, step, index).
+
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Its 64-bit
+key is a digest of the root seed and the purpose; its 128-bit counter is (index, step, round, silo), 32 bits each.
+Nothing is carried from one draw to the next, so the numbers do not depend on the engine, on how silos are chunked or
+padded, on the device, or on what was drawn before; resuming a run needs no generator state at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57
+_WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Ten rounds of Philox-4x32 on int64 tensors that hold 32-bit words; returns four words per counter."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # The product of two 32-bit words wraps in int64; masking after the arithmetic shift restores the high word.
+        product_a, product_b = c0 * _MULTIPLIER_A, c2 * _MULTIPLIER_B
+        c0, c1, c2, c3 = (
+            ((product_b >> 32) & _MASK) ^ c1 ^ k0,
+            product_b & _MASK,
+            ((product_a >> 32) & _MASK) ^ c3 ^ k1,
+            product_a & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL_A) & _MASK, (k1 + _WEYL_B) & _MASK
+    return c0, c1, c2, c3
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The random numbers of one experiment; ``seed`` is all there is to remember."""
+
+    seed: int
+
+    def key(self, purpose: str) -> tuple[int, int]:
+        """The Philox key of a purpose: 64 bits of SHA-256 over seed and name."""
+        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+    def words(
+        self,
+        purpose: str,
+        count: int,
+        *,
+        silo: int | Tensor = 0,
+        round: int = 0,
+        step: int | Tensor = 0,
+        device: torch.device | str = "cpu",
+    ) -> tuple[Tensor, ...]:
+        """Four 32-bit words for each index below ``count``; tensors in ``silo`` and ``step`` add leading dimensions."""
+        index = torch.arange(count, dtype=torch.int64, device=device)
+        step_word = torch.as_tensor(step, dtype=torch.int64, device=device).unsqueeze(-1)
+        silo_word = torch.as_tensor(silo, dtype=torch.int64, device=device).unsqueeze(-1)
+        round_word = torch.as_tensor(round, dtype=torch.int64, device=device)
+        return philox((index, step_word, round_word, silo_word), self.key(purpose))
+
+    def uniform(
+        self,
+        purpose: str,
+        count: int,
+        *,
+        silo: int | Tensor = 0,
+        round: int = 0,
+        step: int | Tensor = 0,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """``count`` float64 numbers in (0, 1), one per index, with 32 bits of resolution."""
+        word = self.words(purpose, count, silo=silo, round=round, step=step, device=device)[0]
+        return (word.to(torch.float64) + 0.5) / 2.0**32
+
+    def normal(
+        self,
+        purpose: str,
+        rows: int,
+        width: int,
+        *,
+        silo: int | Tensor = 0,
+        round: int = 0,
+        step: int | Tensor = 0,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Standard normal float32 numbers of shape (..., rows, width); a row does not depend on how many rows there are."""
+        blocks = math.ceil(width / 4)
+        words = self.words(purpose, rows * blocks, silo=silo, round=round, step=step, device=device)
+        u0, u1, u2, u3 = ((word.to(torch.float32) + 0.5) * 2.0**-32 for word in words)
+        radius_a, radius_b = torch.sqrt(-2.0 * torch.log(u0)), torch.sqrt(-2.0 * torch.log(u2))
+        angle_a, angle_b = 2.0 * math.pi * u1, 2.0 * math.pi * u3
+        quads = torch.stack(
+            (
+                radius_a * torch.cos(angle_a),
+                radius_a * torch.sin(angle_a),
+                radius_b * torch.cos(angle_b),
+                radius_b * torch.sin(angle_b),
+            ),
+            dim=-1,
+        )
+        return quads.reshape(*quads.shape[:-2], rows, blocks * 4)[..., :width]
+
+    def permutation(
+        self,
+        purpose: str,
+        count: int,
+        *,
+        silo: int = 0,
+        round: int = 0,
+        step: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """A random order of ``range(count)``: indices sorted by a 62-bit draw of their own, so padding changes nothing."""
+        high, low, _, _ = self.words(purpose, count, silo=silo, round=round, step=step, device=device)
+        return torch.argsort(((high >> 1) << 31) | (low >> 1), stable=True)
+
+    def torch_seed(self, purpose: str, *, silo: int = 0) -> int:
+        """A seed for code that insists on torch's own generator, such as the initialisation of a module."""
+        high, low, _, _ = self.words(purpose, 1, silo=silo)
+        return int(((high >> 1) << 31 | (low >> 1)).item())
