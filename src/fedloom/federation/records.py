@@ -16,7 +16,7 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Records:
-    """A table of examples; ``x`` keeps its stored dtype (uint8 images stand for x/255, float32 features for themselves)."""
+    """A table of examples; ``x`` as stored (uint8 images stand for x/255, floats for themselves)."""
 
     x: Tensor  # (n, *shape)
     y: Tensor  # (n,) int64 class, UNLABELLED where unknown
@@ -131,7 +131,7 @@ class Silo:
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
-        """The groups its records belong to: one in a federation by groups, all of them in the centralised layout."""
+        """The groups its records belong to: one in a federation by groups, all in the centralised layout."""
         return tuple(torch.unique(self.train.group).tolist())
 
 
@@ -159,11 +159,15 @@ class Federation:
                     f"silo '{silo.name}' holds records of shape {silo.train.shape}, the others {self.shape}"
                 )
             if not silo.train.x.is_floating_point() and silo.train.x.dtype != torch.uint8:
-                raise DataError(f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats")
+                raise DataError(
+                    f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats"
+                )
             if silo.train.x.is_floating_point() and not torch.isfinite(silo.train.x).all():
                 raise DataError(f"silo '{silo.name}' holds values that are not finite")
             if max(silo.groups) >= len(self.groups) or min(silo.groups) < 0:
-                raise DataError(f"silo '{silo.name}' has records of a group that the federation does not name")
+                raise DataError(
+                    f"silo '{silo.name}' has records of a group that the federation does not name"
+                )
 
     def __len__(self) -> int:
         return len(self.silos)

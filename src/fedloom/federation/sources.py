@@ -1,0 +1,89 @@
+"""Where records come from: each source is a name that ``data.source`` may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedloom.federation import sample
+from fedloom.federation.records import Dataset, Records, concatenate
+
+MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
+FASHION_CLASSES = tuple(
+    f"fashion-mnist/{garment}"
+    for garment in (
+        "t-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle-boot",
+    )
+)
+CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source of records: what it is, and how ``data.path`` becomes a data set."""
+
+    description: str
+    load: Callable[[str], Dataset]
+
+
+def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]) -> Dataset:
+    """MNIST or Fashion-MNIST alone; ``read`` gives the array of a split and a kind (images or labels)."""
+
+    def records(split: str) -> Records:
+        images, labels = read(split, "images"), read(split, "labels")
+        return Records(
+            x=torch.from_numpy(images.copy()).unsqueeze(1),
+            y=torch.from_numpy(labels.astype(np.int64)),
+            group=torch.zeros(len(labels), dtype=torch.int64),
+        )
+
+    return Dataset(
+        name=name, train=records("train"), test=records("test"), groups=(group,), classes=CLASSES[group]
+    )
+
+
+def mixed(name: str, domains: Sequence[Dataset]) -> Dataset:
+    """Data sets of one group each, put together: classes are numbered on from one to the next."""
+
+    def shifted(records: Records, group: int, first_class: int) -> Records:
+        return Records(x=records.x, y=records.y + first_class, group=torch.full_like(records.group, group))
+
+    first_classes = np.cumsum([0] + [len(domain.classes) for domain in domains])
+    return Dataset(
+        name=name,
+        train=concatenate([shifted(d.train, g, int(first_classes[g])) for g, d in enumerate(domains)]),
+        test=concatenate([shifted(d.test, g, int(first_classes[g])) for g, d in enumerate(domains)]),
+        groups=tuple(domain.groups[0] for domain in domains),
+        classes=tuple(label for domain in domains for label in domain.classes),
+    )
+
+
+@cache
+def _sample(name: str) -> Dataset:
+    return _domain(f"{name}-sample", name, lambda split, kind: sample.load(name, split, kind))
+
+
+SOURCES: dict[str, Source] = {
+    "mixed-mnist-sample": Source(
+        "MNIST and Fashion-MNIST as two groups, 6,000 + 1,000 images each, in the package",
+        lambda _: mixed("mixed-mnist-sample", [_sample("mnist"), _sample("fashion-mnist")]),
+    ),
+    "mnist-sample": Source("MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("mnist")),
+    "fashion-mnist-sample": Source(
+        "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist")
+    ),
+}
