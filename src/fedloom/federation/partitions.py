@@ -6,18 +6,22 @@ the training records of each, no record twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.config import DataConfig
-from fedloom.errors import DataError
+from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.records import Dataset
 from fedloom.streams import Streams
 
 Shares = list[tuple[str, Tensor]]
+
+SIZED = ("groups", "iid")  # the partitions that choose sizes themselves; data.sizes speaks to them alone
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,19 @@ def _require(records: int, wanted: int, holder: str, config: DataConfig) -> None
         )
 
 
+def _labels(dataset: Dataset, config: DataConfig) -> Tensor:
+    if not dataset.classes or bool((dataset.train.y < 0).any()):
+        raise ConfigError(
+            f"data.partition = '{config.partition}' needs a class for every record, which data.source = "
+            f"'{config.source}' does not give; 'groups', 'iid' and 'natural' need none"
+        )
+    return dataset.train.y
+
+
+def _numbered(parts: Iterable[Tensor]) -> Shares:
+    return [(f"silo-{i}", part) for i, part in enumerate(parts)]
+
+
 def by_group(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     """``data.silos`` silos for each group, independent and identically distributed within the group."""
     shares: Shares = []
@@ -64,6 +81,106 @@ def by_group(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     return shares
 
 
+def iid(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
+    """``data.silos`` silos that all draw from everything: every silo mixes all groups and classes."""
+    total = len(dataset.train)
+    _require(total, config.silos, "the source", config)
+    order = streams.permutation("partition", total)
+    return _numbered(torch.split(order, _sizes(total, config, streams, 0)))
+
+
+def dirichlet(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
+    """Each class is divided by its own Dirichlet(``data.alpha``) draw; small alpha gives a silo few classes.
+
+    A silo that the draws leave empty takes one record from the silo that then holds most.
+    """
+    labels = _labels(dataset, config)
+    _require(len(labels), config.silos, "the source", config)
+    if math.isinf(config.alpha):
+        raise ConfigError(f"data.alpha = {config.alpha} must be finite; use data.partition = 'iid' instead")
+    generator = np.random.default_rng(streams.torch_seed("dirichlet"))
+    parts: list[list[Tensor]] = [[] for _ in range(config.silos)]
+    for label in range(len(dataset.classes)):
+        members = torch.nonzero(labels == label).flatten()
+        shuffled = members[streams.permutation("partition", len(members), step=label)]
+        shares = generator.dirichlet(np.full(config.silos, config.alpha))
+        edges = np.round(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        for silo, part in enumerate(torch.tensor_split(shuffled, edges.tolist())):
+            parts[silo].append(part)
+    held = [torch.cat(pieces) for pieces in parts]
+    for silo in range(config.silos):
+        if len(held[silo]) == 0:
+            richest = max(range(config.silos), key=lambda other: len(held[other]))
+            held[silo], held[richest] = held[richest][-1:], held[richest][:-1]
+    return _numbered(held)
+
+
+def disjoint_classes(dataset: Dataset, config: DataConfig, _streams: Streams) -> Shares:
+    """Silo i holds all of classes i*k to i*k + k - 1, with k = ``data.classes_per_silo``.
+
+    With k = 2 these are the pairs {0, 1}, {2, 3}, ...; classes beyond the last silo's belong to nobody.
+    """
+    labels = _labels(dataset, config)
+    wanted = config.silos * config.classes_per_silo
+    if wanted > len(dataset.classes):
+        raise ConfigError(
+            f"data.silos = {config.silos} with data.classes_per_silo = {config.classes_per_silo} needs "
+            f"{wanted} classes, but data.source = '{config.source}' has {len(dataset.classes)}"
+        )
+    silo_of = labels // config.classes_per_silo
+    return _numbered(torch.nonzero(silo_of == silo).flatten() for silo in range(config.silos))
+
+
+def shards(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
+    """Records sorted by class, cut into even shards, ``data.classes_per_silo`` dealt to every silo."""
+    labels = _labels(dataset, config)
+    count = config.silos * config.classes_per_silo
+    _require(len(labels), count, "the source", config)
+    shuffled = streams.permutation("partition", len(labels))
+    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    pieces = torch.tensor_split(by_class, count)
+    hands = streams.permutation("shards", count).reshape(config.silos, config.classes_per_silo)
+    return _numbered(torch.cat([pieces[piece] for piece in hand]) for hand in hands.tolist())
+
+
+def natural(dataset: Dataset, config: DataConfig, _streams: Streams) -> Shares:
+    """The silos that the source itself names, whatever ``data.silos`` says."""
+    if dataset.owner is None:
+        raise ConfigError(
+            f"data.partition = 'natural' needs a source that knows who holds what; "
+            f"data.source = '{config.source}' does not"
+        )
+    return [
+        (name, torch.nonzero(dataset.owner == number).flatten()) for number, name in enumerate(dataset.owners)
+    ]
+
+
 PARTITIONS: dict[str, Partition] = {
     "groups": Partition("data.silos silos for each group, alike within the group", by_group),
+    "iid": Partition("data.silos silos, each a random mixture of everything", iid),
+    "dirichlet": Partition("every class divided by a Dirichlet(data.alpha) draw", dirichlet),
+    "classes": Partition("data.classes_per_silo classes for each silo, no class twice", disjoint_classes),
+    "shards": Partition("data.classes_per_silo random shards of the records sorted by class", shards),
+    "natural": Partition("the silos that the source names, such as image folders", natural),
 }
+
+
+def divide(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
+    """Divide by the configured partition, then cut silos down to ``data.records_per_silo`` if that is set."""
+    if config.partition not in PARTITIONS:
+        raise ConfigError("data.partition: " + unknown("partition", config.partition, PARTITIONS))
+    if config.sizes == "unequal" and config.partition not in SIZED:
+        raise ConfigError(
+            f"data.sizes = 'unequal' does not fit data.partition = '{config.partition}'; "
+            f"it applies to {' and '.join(SIZED)}"
+        )
+    shares = PARTITIONS[config.partition].divide(dataset, config, streams)
+    if config.records_per_silo == 0:
+        return shares
+    return [
+        (
+            name,
+            index[streams.permutation("records-per-silo", len(index), silo=silo)[: config.records_per_silo]],
+        )
+        for silo, (name, index) in enumerate(shares)
+    ]
