@@ -26,6 +26,14 @@ class EgressError(FedloomError):
     """A silo was about to send something that its sharing plan does not declare."""
 
 
+class MissingExtraError(FedloomError):
+    """An optional package is not installed; the sentence names the extra that brings it."""
+
+
+class FedloomWarning(UserWarning):
+    """A result stands, but a reader should know why it may mislead."""
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
     """Say that ``name`` is no ``kind``, with the nearest valid name first, else all of them.
 
