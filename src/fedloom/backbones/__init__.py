@@ -1,0 +1,1 @@
+"""Public features: frozen extractors whose name says network and input resolution."""
