@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedloom.federation import sample
+from fedloom.federation import archives, sample
 from fedloom.federation.records import Dataset, Records, concatenate
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
@@ -77,6 +77,10 @@ def _sample(name: str) -> Dataset:
     return _domain(f"{name}-sample", name, lambda split, kind: sample.load(name, split, kind))
 
 
+def _full(name: str) -> Dataset:
+    return _domain(name, name, lambda split, kind: archives.load(name, split, kind))
+
+
 SOURCES: dict[str, Source] = {
     "mixed-mnist-sample": Source(
         "MNIST and Fashion-MNIST as two groups, 6,000 + 1,000 images each, in the package",
@@ -85,5 +89,13 @@ SOURCES: dict[str, Source] = {
     "mnist-sample": Source("MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("mnist")),
     "fashion-mnist-sample": Source(
         "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist")
+    ),
+    "mixed-mnist": Source(
+        "MNIST and Fashion-MNIST as two groups, 60,000 + 10,000 images each; see 'fedloom data get'",
+        lambda _: mixed("mixed-mnist", [_full("mnist"), _full("fashion-mnist")]),
+    ),
+    "mnist": Source("MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("mnist")),
+    "fashion-mnist": Source(
+        "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist")
     ),
 }
