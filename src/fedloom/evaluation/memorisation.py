@@ -1,0 +1,42 @@
+"""Does the generator copy? Samples and held-out images, each against their nearest training image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedloom.errors import DataError
+from fedloom.evaluation.neighbours import nearest
+
+
+@dataclass(frozen=True, eq=False)
+class Memorisation:
+    """The nearest training record, by distance and index, of every sample and every held-out record."""
+
+    sample_distances: Tensor  # (n,) float64
+    sample_neighbours: Tensor  # (n,) int64 index into the training records
+    held_out_distances: Tensor
+    held_out_neighbours: Tensor
+
+    @property
+    def distance_ratio(self) -> float:
+        """Median distance of samples over that of held-out records; far below 1 suggests copies or blur."""
+        return (self.sample_distances.median() / self.held_out_distances.median()).item()
+
+    def copy_rate(self, quantile: float = 0.01) -> float:
+        """The share of samples nearer to training than that quantile of held-out records; by chance, that share."""
+        bound = self.held_out_distances.quantile(quantile)
+        return (self.sample_distances < bound).double().mean().item()
+
+    def closest(self, count: int) -> Tensor:
+        """Indices of the samples nearest to a training record, nearest first: the pictures worth showing."""
+        return self.sample_distances.argsort(stable=True)[:count]
+
+
+def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> Memorisation:
+    """Compare by Euclidean distance, on pixels or on features; all three must be of one kind."""
+    for name, table in (("samples", samples), ("held-out records", held_out), ("training records", training)):
+        if len(table) == 0:
+            raise DataError(f"memorisation needs at least one of each, but there are no {name}")
+    return Memorisation(*nearest(samples, training), *nearest(held_out, training))
