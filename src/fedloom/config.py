@@ -34,7 +34,10 @@ def rate() -> dict[str, Any]:
 
 def all_positive() -> dict[str, Any]:
     """Field metadata: every item of the list is at least 1."""
-    return {"check": lambda value: all(item >= 1 for item in value), "rule": "a list of numbers of at least 1"}
+    return {
+        "check": lambda value: all(item >= 1 for item in value),
+        "rule": "a list of numbers of at least 1",
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ class Streams:
         step: int | Tensor = 0,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Standard normal float32 numbers of shape (..., rows, width); a row does not depend on how many rows there are."""
+        """Standard normal float32 numbers, shape (..., rows, width); a row does not depend on the number of rows."""
         blocks = math.ceil(width / 4)
         words = self.words(purpose, rows * blocks, silo=silo, round=round, step=step, device=device)
         u0, u1, u2, u3 = ((word.to(torch.float32) + 0.5) * 2.0**-32 for word in words)
@@ -117,7 +117,7 @@ class Streams:
         step: int = 0,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """A random order of ``range(count)``: indices sorted by a 62-bit draw of their own, so padding changes nothing."""
+        """A random order of ``range(count)``: indices sorted by a 62-bit draw of their own."""
         high, low, _, _ = self.words(purpose, count, silo=silo, round=round, step=step, device=device)
         return torch.argsort(((high >> 1) << 31) | (low >> 1), stable=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from fedloom.errors import ConfigError, DataError, unknown
 UNLABELLED = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Records:
     """A table of examples; ``x`` as stored (uint8 images stand for x/255, floats for themselves)."""
 
@@ -81,7 +82,7 @@ def as_float(x: Tensor) -> Tensor:
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What a phase sees of the records: ``mask`` is 0 where a row is padding."""
 
@@ -106,7 +107,7 @@ def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Bat
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Pooled data before anybody owns it: what a source gives and a partition divides."""
 
@@ -119,7 +120,7 @@ class Dataset:
     owner: Tensor | None = None  # (n,) int64 index into owners for each training record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Silo:
     """One organisation and the records it may not hand out."""
 
@@ -135,7 +136,7 @@ class Silo:
         return tuple(torch.unique(self.train.group).tolist())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Federation:
     """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
 
@@ -159,15 +160,11 @@ class Federation:
                     f"silo '{silo.name}' holds records of shape {silo.train.shape}, the others {self.shape}"
                 )
             if not silo.train.x.is_floating_point() and silo.train.x.dtype != torch.uint8:
-                raise DataError(
-                    f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats"
-                )
+                raise DataError(f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats")
             if silo.train.x.is_floating_point() and not torch.isfinite(silo.train.x).all():
                 raise DataError(f"silo '{silo.name}' holds values that are not finite")
             if max(silo.groups) >= len(self.groups) or min(silo.groups) < 0:
-                raise DataError(
-                    f"silo '{silo.name}' has records of a group that the federation does not name"
-                )
+                raise DataError(f"silo '{silo.name}' has records of a group that the federation does not name")
 
     def __len__(self) -> int:
         return len(self.silos)
@@ -182,6 +179,16 @@ class Federation:
         if name not in self.groups:
             raise ConfigError(unknown("group", name, self.groups))
         return self.groups.index(name)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash over who holds what, to tell whether data changed between a run and its resumption."""
+        found = hashlib.sha256(repr((self.groups, self.classes)).encode())
+        for silo in self.silos:
+            found.update(f"{silo.name}/{silo.train.x.dtype}/{tuple(silo.train.x.shape)}".encode())
+            for column in (silo.train.x, silo.train.y, silo.train.group):
+                found.update(column.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def centralised(self) -> Federation:
         """The same records pooled in one silo: the layout that upper bounds are measured in."""

@@ -1,0 +1,1 @@
+"""Where it runs: engines carry out the rounds of an experiment."""

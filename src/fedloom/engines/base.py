@@ -1,0 +1,151 @@
+"""What every engine shares: the state of a federation, the start of a round at a silo, and its end at the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from fedloom.config import Config
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Method, ServerState
+from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
+from fedloom.sharing.update import EgressRecord, Update, check_update
+from fedloom.streams import Streams
+
+
+@dataclass(frozen=True)
+class SiloState:
+    """What a silo keeps from round to round: blocks that are not sent down to it, optimiser states, memories."""
+
+    tensors: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FederationState:
+    """Everything that changes in a run; with the configuration and the data it determines all that follows."""
+
+    round: int  # rounds done
+    server: ServerState
+    silos: Mapping[int, SiloState]  # only silos that have something to keep
+
+
+@dataclass(frozen=True)
+class Task:
+    """One silo's work in one round."""
+
+    silo: int
+    context: RoundContext
+    received: Tensors  # parameter name in the silo's model -> value sent down
+    state: SiloState
+    step_limit: int | None = None  # calibration stops early
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a task: the update that left the silo, and what stays at home."""
+
+    silo: int
+    update: Update
+    egress: EgressRecord
+    state: SiloState
+    terms: Mapping[str, float]  # mean of each loss term over the round; stays at the silo (simulation shows it)
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One round as the run folder and the progress line see it."""
+
+    context: RoundContext
+    egress: tuple[EgressRecord, ...]
+    terms: Mapping[str, float]
+    steps: int
+
+
+class Engine(Protocol):
+    """Carries out rounds; what is learned does not depend on which engine does it."""
+
+    def round(
+        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+    ) -> tuple[FederationState, RoundReport]:
+        """One whole round; ``on_silo`` hears of each silo as it finishes."""
+        ...
+
+    def describe(self) -> str:
+        """The engine's choices in a few words."""
+        ...
+
+    def close(self) -> None:
+        """Give back workers and memory."""
+        ...
+
+
+def site_of(federation: Federation, silo: int) -> Site:
+    """A silo as the models and the sharing plan see it."""
+    return Site(federation.silos[silo].name, federation.silos[silo].groups)
+
+
+def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey, Tensors]:
+    """Initial weights of a site's blocks; a copy's weights depend on its block and owner alone."""
+    parts: dict[BlockKey, Tensors] = {}
+    for block in method.plan.blocks:
+        for key in method.plan.prefixes(block, site).values():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(streams.torch_seed(f"init/{key}"))
+                state = method.build(site).state_dict()
+            parts[key] = {name: tensor.clone() for name, tensor in method.plan.split(state, site)[key].items()}
+    return parts
+
+
+def initial_state(method: Method, federation: Federation, config: Config) -> FederationState:
+    """Before round 1: the server holds a copy of every block that is merged, and whatever its step brings."""
+    streams = Streams(config.seed)
+    own = method.server_step.initial(streams)
+    merged: dict[BlockKey, Tensors] = {}
+    # Silos of the same groups share all their merged copies, so one of them stands for the rest.
+    sites = {federation.silos[i].groups: site_of(federation, i) for i in reversed(range(len(federation)))}
+    for site in sites.values():
+        fresh = fresh_blocks(method, site, streams)
+        merged.update({key: part for key, part in fresh.items() if method.plan.blocks[key.block].down is Down.MERGED})
+    return FederationState(0, ServerState({**merged, **own.blocks}, own.memory), {})
+
+
+def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
+    """What a site is sent at the start of a round."""
+    parts: dict[BlockKey, Tensors] = {}
+    for block, rule in plan.blocks.items():
+        for key in plan.prefixes(block, site).values():
+            source = {Down.MERGED: key, Down.SERVER: BlockKey(block, "server")}.get(rule.down)
+            if source is not None:
+                parts[key] = server.blocks[source]
+    return plan.join(parts, site)
+
+
+def conclude(
+    method: Method,
+    state: FederationState,
+    context: RoundContext,
+    results: list[Result],
+    streams: Streams,
+) -> tuple[FederationState, RoundReport]:
+    """The server's half of a round: check every update, run the server step, take over what the silos keep."""
+    results = sorted(results, key=lambda result: result.silo)
+    for result in results:
+        check_update(result.update, state.server.blocks)
+    server = state.server
+    if results:
+        server = method.server_step(server, [result.update for result in results], context, streams)
+    silos = dict(state.silos)
+    silos.update({result.silo: result.state for result in results if result.state.tensors})
+    steps = sum(result.steps for result in results)
+    terms: dict[str, float] = {}
+    for result in results:
+        for name, value in result.terms.items():
+            terms[name] = terms.get(name, 0.0) + value * result.steps / steps
+    report = RoundReport(context, tuple(result.egress for result in results), terms, steps)
+    return replace(state, round=context.round, server=server, silos=silos), report

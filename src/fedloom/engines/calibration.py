@@ -1,0 +1,57 @@
+"""How many threads and workers: measured at the start on the run's own work, because no rule of thumb holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from fedloom.engines.base import FederationState
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
+from fedloom.federation.rounds import RoundContext
+
+TRIAL_STEPS = 12
+WORTH_STARTING_WORKERS = 40.0  # seconds of work left, below which workers do not earn back their start
+WORTH_CHANGING = 1.15  # a choice must beat the simpler one by this factor
+
+
+def calibrated_engine(trainer: Trainer, state: FederationState) -> ReferenceEngine:
+    """The fastest of: one worker with 1, 2, 4, ... threads; one single-thread worker per core."""
+    wanted, cores = trainer.config.engine, os.cpu_count() or 1
+    participants = max(1, round(trainer.config.participation.rate * len(trainer.federation)))
+    if wanted.workers > 1:
+        return ReferenceEngine(trainer, wanted.workers, threads=1)
+
+    candidates = [wanted.threads] if wanted.threads else [n for n in (1, 2, 4, 8, 16) if n <= cores]
+    alone, seconds = ReferenceEngine(trainer, 1, candidates[0]), float("inf")
+    for threads in candidates:
+        engine = ReferenceEngine(trainer, 1, threads)
+        trial = _seconds_per_step(engine, trainer, state, tasks=1)
+        if trial * WORTH_CHANGING < seconds:
+            alone, seconds = engine, trial
+    if wanted.workers == 1 or wanted.threads > 1 or min(cores, participants) == 1:
+        return ReferenceEngine(trainer, 1, alone.threads)
+
+    if seconds * _steps_left(trainer, state, participants) > WORTH_STARTING_WORKERS:
+        pool = ReferenceEngine(trainer, min(cores, participants))
+        if _seconds_per_step(pool, trainer, state, tasks=pool.workers) * WORTH_CHANGING < seconds:
+            return pool
+        pool.close()
+    return ReferenceEngine(trainer, 1, alone.threads)
+
+
+def _seconds_per_step(engine: ReferenceEngine, trainer: Trainer, state: FederationState, tasks: int) -> float:
+    """Wall time per silo-step of a few steps at ``tasks`` silos; the first go warms up and does not count."""
+    context = RoundContext(1, 1, tuple(range(min(tasks, len(trainer.federation)))))
+    trial = [replace(task, step_limit=TRIAL_STEPS) for task in engine.tasks(state, context)]
+    list(engine.train(trial))
+    start = time.perf_counter()
+    steps = sum(result.steps for result in engine.train(trial))
+    return (time.perf_counter() - start) / steps
+
+
+def _steps_left(trainer: Trainer, state: FederationState, participants: int) -> float:
+    records = sum(map(len, trainer.federation.silos)) / len(trainer.federation)
+    per_silo = records / trainer.config.local.batch_size * trainer.config.local.epochs
+    return per_silo * participants * (trainer.config.rounds - state.round)

@@ -1,0 +1,152 @@
+"""The reference engine: silo after silo, or spread over single-thread workers with equal results."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from hashlib import sha256
+
+import torch
+from safetensors.torch import load, save
+
+from fedloom.engines.base import (
+    FederationState,
+    Result,
+    RoundReport,
+    SiloState,
+    Task,
+    conclude,
+    received_by,
+    site_of,
+)
+from fedloom.engines.training import Trainer
+from fedloom.errors import FedloomError
+from fedloom.federation.rounds import RoundContext
+from fedloom.sharing.plan import BlockKey, Tensors
+
+_trainer: Trainer  # in a worker process: set once, before any task
+
+
+class ReferenceEngine:
+    """The plain loop over silos."""
+
+    def __init__(self, trainer: Trainer, workers: int = 1, threads: int = 1) -> None:
+        self._trainer = trainer
+        self.workers, self.threads = workers, threads
+        self._pool: ProcessPoolExecutor | None = None
+        if workers > 1:
+            # Spawned, not forked: a fork would inherit the locks of torch's threads.
+            self._pool = ProcessPoolExecutor(
+                workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(trainer,),
+            )
+        torch.set_num_threads(threads)
+
+    def describe(self) -> str:
+        """Workers and threads."""
+        return f"reference, {_plural(self.workers, 'worker')} x {_plural(self.threads, 'thread')}"
+
+    def round(
+        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+    ) -> tuple[FederationState, RoundReport]:
+        """Steps 2 to 6 of a round's life."""
+        results = []
+        for result in self.train(self.tasks(state, context)):
+            on_silo(result)
+            results.append(result)
+        return conclude(self._trainer.method, state, context, results, self._trainer.streams)
+
+    def tasks(self, state: FederationState, context: RoundContext) -> list[Task]:
+        """What each participant is sent and has kept."""
+        plan, federation = self._trainer.method.plan, self._trainer.federation
+        return [
+            Task(
+                silo=index,
+                context=context,
+                received=received_by(plan, state.server, site_of(federation, index)),
+                state=state.silos.get(index, SiloState()),
+            )
+            for index in context.participants
+        ]
+
+    def train(self, tasks: list[Task]) -> Iterator[Result]:
+        """Results as they come in."""
+        if self._pool is None:
+            yield from map(self._trainer.train, tasks)
+            return
+        # Largest silos first, so that no worker is left with a long one at the end.
+        tasks = sorted(tasks, key=lambda task: -len(self._trainer.federation.silos[task.silo]))
+        futures: list[Future[tuple[Result, bytes]]] = [
+            self._pool.submit(_train_in_worker, *_packed(task)) for task in tasks
+        ]
+        try:
+            for future in as_completed(futures):
+                yield _unpacked(*future.result())
+        except BrokenProcessPool as error:
+            raise FedloomError(
+                "a worker process died; resume the run, with engine.workers=1 if memory ran out"
+            ) from error
+
+    def close(self) -> None:
+        """Stop the workers."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _start_worker(trainer: Trainer) -> None:
+    global _trainer
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    _trainer = trainer
+
+
+# Tensors cross the process boundary as safetensors bytes, never as pickled or shared storage; the rest is plain values.
+
+
+def _packed(task: Task) -> tuple[Task, bytes]:
+    tensors = {f"received/{n}": t for n, t in task.received.items()}
+    tensors |= {f"state/{n}": t for n, t in task.state.tensors.items()}
+    return replace(task, received={}, state=SiloState()), save(_contiguous(tensors))
+
+
+def _train_in_worker(task: Task, data: bytes) -> tuple[Result, bytes]:
+    tensors = load(data)
+    result = _trainer.train(
+        replace(task, received=_under("received/", tensors), state=SiloState(_under("state/", tensors)))
+    )
+    blocks = {f"blocks/{key}/{n}": t for key, block in result.update.blocks.items() for n, t in block.items()}
+    tensors = blocks | {f"state/{n}": t for n, t in result.state.tensors.items()}
+    bare = replace(result, update=replace(result.update, blocks={}), state=SiloState())
+    return bare, save(_contiguous(tensors))
+
+
+def _unpacked(result: Result, data: bytes) -> Result:
+    tensors = load(data)
+    blocks: dict[BlockKey, Tensors] = {}
+    for name, tensor in _under("blocks/", tensors).items():
+        key, _, parameter = name.rpartition("/")
+        blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
+    return replace(
+        result,
+        update=replace(result.update, blocks=blocks),
+        state=SiloState(_under("state/", tensors)),
+        egress=replace(result.egress, sha256=sha256(data).hexdigest()),
+    )
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _contiguous(tensors: Tensors) -> Tensors:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}

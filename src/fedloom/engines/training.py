@@ -1,0 +1,179 @@
+"""Local training of one silo, the plain way: this loop is the truth that faster engines must equal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.config import Config
+from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, site_of
+from fedloom.federation.records import Batch, Federation, Silo, batch_of
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method, OptimizerPlan, Phase
+from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.sharing.plan import Down, Tensors
+from fedloom.sharing.update import Update, pass_egress
+from fedloom.streams import Streams
+
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimiser as planned; fused, so that a step passes over weights and moments once instead of a dozen times."""
+    if plan.name == "adam":
+        return torch.optim.Adam(parameters, lr=plan.learning_rate, betas=plan.betas, fused=True)
+    return torch.optim.SGD(parameters, lr=plan.learning_rate, fused=True)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that local training needs; a pure function from task to result, in whatever process it runs."""
+
+    config: Config
+    method: Method
+    federation: Federation
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The experiment's random streams."""
+        return Streams(self.config.seed)
+
+    def train(self, task: Task) -> Result:
+        """One silo's round: load what came down, train, keep what stays, send what is declared."""
+        start = time.perf_counter()
+        silo, site = self.federation.silos[task.silo], site_of(self.federation, task.silo)
+        plan = self.method.plan
+        model = self.method.build(site)
+        model.load_state_dict(self._starting_weights(task, model))
+        received = {name: tensor.clone() for name, tensor in task.received.items()}
+        optimizers = [self._optimizer(phase, model, task.state) for phase in self.method.phases]
+
+        sums: dict[str, Tensor] = {}
+        steps = 0
+        for batch, noises in itertools.islice(self._batches(silo, task), task.step_limit):
+            for phase, optimizer, noise in zip(self.method.phases, optimizers, noises, strict=True):
+                terms = self._step(phase, model, optimizer, batch, noise, received, task.context)
+                for name, value in terms.items():
+                    sums[name] = sums.get(name, torch.zeros(())) + value
+            steps += 1
+
+        state = model.state_dict()
+        parts = plan.split(state, site)
+        update = Update(
+            silo=silo.name,
+            round=task.context.round,
+            blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
+            weights=self._weights(silo),
+        )
+        return Result(
+            silo=task.silo,
+            update=update,
+            egress=pass_egress(update, plan, site, parts),
+            state=self._kept(model, optimizers),
+            terms={name: total.item() / steps for name, total in sums.items()},
+            steps=steps,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _step(
+        self,
+        phase: Phase,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Tensors,
+        context: RoundContext,
+    ) -> dict[str, Tensor]:
+        """One optimiser step of one phase; returns the mean of each term over the batch."""
+        losses = phase.objective(model, batch, noise, received, context)
+        mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
+        parameters = optimizer.param_groups[0]["params"]
+        gradients = mechanism.gradients(losses.total, batch.mask, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        rows = batch.mask.sum()
+        return {name: (term.detach() * batch.mask).sum() / rows for name, term in losses.terms.items()}
+
+    def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
+        """Batches of all epochs with the noise of each phase; both are functions of (silo, round, step) alone."""
+        size, count = self.config.local.batch_size, len(silo)
+        per_epoch = math.ceil(count / size)
+        for epoch in range(self.config.local.epochs):
+            order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
+            steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
+            noise = [self._noise(phase, task, steps, min(size, count)) for phase in self.method.phases]
+            for i in range(per_epoch):
+                index = order[i * size : (i + 1) * size]
+                rows = len(index)
+                yield (
+                    batch_of(silo.train, index),
+                    [{name: tensor[i, :rows] for name, tensor in phase.items()} for phase in noise],
+                )
+
+    def _noise(self, phase: Phase, task: Task, steps: Tensor, rows: int) -> dict[str, Tensor]:
+        return {
+            name: self.streams.normal(
+                f"noise/{phase.name}/{name}",
+                rows,
+                math.prod(shape),
+                silo=task.silo,
+                round=task.context.round,
+                step=steps,
+            ).reshape(len(steps), rows, *shape)
+            for name, shape in phase.objective.noise.items()
+        }
+
+    def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
+        """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
+        weights = dict(task.received)
+        kept = {n.removeprefix(MODEL): t for n, t in task.state.tensors.items() if n.startswith(MODEL)}
+        weights.update(kept)
+        if set(weights) < set(model.state_dict()):
+            site = site_of(self.federation, task.silo)
+            fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
+            weights = {**fresh, **weights}
+        return weights
+
+    def _optimizer(self, phase: Phase, model: nn.Module, state: SiloState) -> torch.optim.Optimizer:
+        """A phase's optimiser, with its old moments where the phase keeps them."""
+        named = _parameters_of(phase, model)
+        optimizer = make_optimizer(phase.optimizer, list(named.values()))
+        for name, parameter in named.items():
+            prefix = f"{OPTIMIZER}{phase.name}/{name}/"
+            moments = {k.removeprefix(prefix): v.clone() for k, v in state.tensors.items() if k.startswith(prefix)}
+            if moments:
+                optimizer.state[parameter].update(moments)
+        return optimizer
+
+    def _kept(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> SiloState:
+        """What stays at the silo until its next round."""
+        private = tuple(f"{b}." for b, rule in self.method.plan.blocks.items() if rule.down is Down.NOTHING)
+        tensors = {MODEL + n: t.clone() for n, t in model.state_dict().items() if private and n.startswith(private)}
+        for phase, optimizer in zip(self.method.phases, optimizers, strict=True):
+            if phase.optimizer.keep:
+                for name, parameter in _parameters_of(phase, model).items():
+                    for key, value in optimizer.state[parameter].items():
+                        tensors[f"{OPTIMIZER}{phase.name}/{name}/{key}"] = value.clone()
+        return SiloState(tensors)
+
+    def _weights(self, silo: Silo) -> dict[str, float]:
+        """How many records stand behind the silo's copies, in all and per group."""
+        counts = {g: float((silo.train.group == g).sum()) for g in silo.groups}
+        return {
+            "all": float(len(silo)),
+            **{f"group={self.federation.groups[g]}": n for g, n in counts.items()},
+        }
+
+
+def _parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
+    prefixes = tuple(f"{block}." for block in phase.trains)
+    return {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)}

@@ -1,0 +1,237 @@
+"""An experiment ties data, method, engine and evaluation together, and lives through its rounds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.config import Config, parse
+from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
+from fedloom.engines.calibration import calibrated_engine
+from fedloom.engines.training import Trainer
+from fedloom.errors import RunFolderError
+from fedloom.evaluation.suite import Evaluator
+from fedloom.federation.building import build_federation
+from fedloom.federation.participation import participants
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method, ServerState, Setting, make_method
+from fedloom.methods.generator import Generator
+from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint, load_checkpoint, save_checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.images import save_grid
+from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.streams import Streams
+
+GRID = 64  # images in a sample grid
+
+
+class Observer:
+    """Hears how a run goes on; this one does nothing with it."""
+
+    def started(self, experiment: Experiment, engine: Engine, rounds_done: int) -> None:
+        """The engine is ready."""
+
+    def silo_done(self, context: RoundContext, result: Result) -> None:
+        """A silo finished its part of a round."""
+
+    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+        """A round is over and on disk."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Data and method in place, ready to run."""
+
+    config: Config
+    federation: Federation
+    method: Method
+
+    @classmethod
+    def of(cls, config: Config, federation: Federation | None = None) -> Experiment:
+        """Prepare what the configuration asks for, on the federation given or the one that it describes."""
+        config = parse(Config, config.to_mapping())  # a tree made in Python passes the same checks as a file
+        if federation is None:
+            federation = build_federation(config.data, Streams(config.seed))
+        elif config.data.layout == "centralised":
+            federation = federation.centralised()
+        return cls(config, federation, make_method(setting_of(config, federation)))
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The random streams."""
+        return Streams(self.config.seed)
+
+    def run(self, out: Path | str, observer: Observer | None = None) -> Run:
+        """Train from the start into a new folder."""
+        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        folder = RunFolder.create(Path(out), self.config)
+        state = initial_state(self.method, self.federation, self.config)
+        return self._live(folder, state, evaluator, observer or Observer())
+
+    def resume(self, folder: RunFolder, observer: Observer | None = None) -> Run:
+        """Go on from the newest checkpoint, exactly as if nothing had happened."""
+        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        state = initial_state(self.method, self.federation, self.config)
+        if folder.rounds_done:
+            checkpoint = load_checkpoint(folder.path)
+            self._check_same_experiment(folder, checkpoint)
+            state = restored(checkpoint, self.federation)
+        folder.rewind(state.round)
+        return self._live(folder, state, evaluator, observer or Observer())
+
+    def _live(self, folder: RunFolder, state: FederationState, evaluator: Evaluator, observer: Observer) -> Run:
+        """The rounds."""
+        run = Run(folder)
+        if state.round >= self.config.rounds:
+            return run
+        engine = self._engine(folder, state)
+        try:
+            observer.started(self, engine, state.round)
+            while state.round < self.config.rounds:
+                start = time.perf_counter()
+                number = state.round + 1
+                chosen = participants(self.config.participation, len(self.federation), number, self.streams)
+                context = RoundContext(number, self.config.rounds, chosen)
+                state, report = engine.round(state, context, partial(observer.silo_done, context))
+                metrics = self._evaluate(folder, state, evaluator)
+                seconds = time.perf_counter() - start
+                row = {
+                    "round": number,
+                    "seconds": seconds,
+                    "participants": list(chosen),
+                    "steps": report.steps,
+                }
+                row |= {f"train/{name}": value for name, value in report.terms.items()} | metrics
+                folder.record_round(row, [record.to_mapping() for record in report.egress])
+                if number % self.config.engine.checkpoint_every == 0 or number == self.config.rounds:
+                    save_checkpoint(folder.path, self._checkpoint(state, chosen), self.config.engine.keep_checkpoints)
+                observer.round_done(report, metrics, seconds)
+        finally:
+            engine.close()
+        return run
+
+    def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
+        """The engine; a resumed run takes the threads it was started with, because they may change the last bit."""
+        config = self.config
+        if (threads := folder.environment.get("threads")) and not config.engine.threads:
+            config = replace(config, engine=replace(config.engine, threads=threads))
+        engine = calibrated_engine(Trainer(config, self.method, self.federation), state)
+        folder.note({"engine": engine.describe(), "threads": engine.threads})
+        return engine
+
+    def _evaluate(self, folder: RunFolder, state: FederationState, evaluator: Evaluator) -> dict[str, float]:
+        """Metrics and sample grids, when they are due."""
+        every = self.config.evaluation.every
+        if state.round != self.config.rounds and (every == 0 or state.round % every):
+            return {}
+        generator = Generator(self.method, state.server, self.federation.groups)
+        if len(self.federation.shape) == 3:
+            samples = folder.samples_of(state.round)
+            for group in self.federation.groups:
+                images = generator.sample(GRID, group=group, seed=self.config.seed)
+                save_grid(images, samples / f"{file_name(group)}.png")
+        return evaluator.evaluate(generator)
+
+    def _checkpoint(self, state: FederationState, chosen: tuple[int, ...]) -> Checkpoint:
+        server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
+        server |= {f"{MEMORY}{name}": tensor for name, tensor in state.server.memory.items()}
+        facts = {
+            "config": self.config.digest(),
+            "streams": {"seed": self.config.seed},
+            "participants": list(chosen),
+            "federation": self.federation.digest,
+            "setting": {
+                "shape": list(self.federation.shape),
+                "groups": list(self.federation.groups),
+                "classes": list(self.federation.classes),
+            },
+        }
+        silos = {self.federation.silos[i].name: state.silos[i].tensors for i in sorted(state.silos)}
+        return Checkpoint(state.round, server, silos, facts)
+
+    def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
+        if checkpoint.facts.get("config") != self.config.digest():
+            raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
+        if checkpoint.facts.get("federation") != self.federation.digest:
+            raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
+
+
+def setting_of(config: Config, federation: Federation) -> Setting:
+    """The public facts of a federation that a method is made for."""
+    return Setting(config, federation.shape, federation.groups, federation.classes)
+
+
+def file_name(text: str) -> str:
+    """A group's name as a file name."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
+
+
+def server_state(checkpoint: Checkpoint) -> ServerState:
+    """The server's part of a checkpoint."""
+    blocks: dict[BlockKey, Tensors] = {}
+    memory: Tensors = {}
+    for name, tensor in checkpoint.server.items():
+        if name.startswith(MEMORY):
+            memory[name.removeprefix(MEMORY)] = tensor
+        else:
+            key, _, parameter = name.removeprefix(BLOCKS).rpartition("/")
+            blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
+    return ServerState(blocks, memory)
+
+
+def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
+    """A checkpoint as the state it was made from."""
+    names = [silo.name for silo in federation.silos]
+    silos = {names.index(name): SiloState(tensors) for name, tensors in checkpoint.silos.items()}
+    return FederationState(checkpoint.round, server_state(checkpoint), silos)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, and what can be asked of it."""
+
+    folder: RunFolder
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self.folder.config
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row for each round."""
+        return self.folder.metrics()
+
+    def generator(self, round_number: int | None = None) -> Generator:
+        """The generators after a round, by default the newest that was kept; no training data are needed."""
+        checkpoint = load_checkpoint(self.folder.path, round_number)
+        public = checkpoint.facts["setting"]
+        setting = Setting(self.config, tuple(public["shape"]), tuple(public["groups"]), tuple(public["classes"]))
+        return Generator(make_method(setting), server_state(checkpoint), setting.groups)
+
+    def sample(self, count: int, *, group: str, seed: int = 0) -> Tensor:
+        """Images of a group in [0, 1] from the newest checkpoint."""
+        return self.generator().sample(count, group=group, seed=seed)
+
+
+def train(
+    config: Config, out: Path | str, federation: Federation | None = None, observer: Observer | None = None
+) -> Run:
+    """Run an experiment into a new folder."""
+    return Experiment.of(config, federation).run(out, observer)
+
+
+def resume(out: Path | str, federation: Federation | None = None, observer: Observer | None = None) -> Run:
+    """Go on with a run from its newest checkpoint."""
+    folder = RunFolder.open(Path(out))
+    return Experiment.of(folder.config, federation).resume(folder, observer)
+
+
+def load(out: Path | str) -> Run:
+    """Find a finished or unfinished run again."""
+    return Run(RunFolder.open(Path(out)))

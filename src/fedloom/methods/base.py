@@ -1,0 +1,169 @@
+"""The one idea: a method is model blocks x local step x sharing plan x server step x privacy mechanism."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+import fedloom.methods
+from fedloom.config import Config, LocalConfig, parse
+from fedloom.errors import ConfigError, unknown
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.models.networks import Routed
+from fedloom.objectives.base import Objective
+from fedloom.privacy.mechanism import Mechanism, NoPrivacy
+from fedloom.sharing.merge import Weighting, merge
+from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """How a phase's parameters move."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    keep: bool = False  # whether its state survives from round to round
+
+    @classmethod
+    def of(cls, local: LocalConfig) -> OptimizerPlan:
+        """As the configuration's ``local`` section says."""
+        return cls(local.optimizer, local.learning_rate, keep=local.keep_optimizer)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of the local step: which blocks it trains, on what objective, with which optimiser."""
+
+    name: str
+    trains: tuple[str, ...]
+    objective: Objective
+    optimizer: OptimizerPlan
+    touches_records: bool = True  # only such phases need a privacy mechanism
+
+
+@dataclass(frozen=True)
+class Pathway:
+    """One way to generate: standard normal noise per sample, and the function that makes images of it."""
+
+    noise: Mapping[str, tuple[int, ...]]
+    generate: Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor]  # (model, noise, group of each row)
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server knows: the merged copies of shared blocks, blocks of its own, and whatever it must remember."""
+
+    blocks: dict[BlockKey, Tensors]
+    memory: Tensors = field(default_factory=dict)
+
+
+class ServerStep(Protocol):
+    """What the server does with the updates of a round."""
+
+    def initial(self, streams: Streams) -> ServerState:
+        """The blocks and memory that the server brings itself, beside the merged copies."""
+        ...
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        """One round; updates come in the order of the silos, whatever order they arrived in."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Weighted mean per scope; a group that nobody took part for keeps its branch."""
+
+    plan: SharingPlan
+    weighting: Weighting = "size"
+
+    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - it brings nothing of its own
+        """Nothing beside the merged copies."""
+        return ServerState({})
+
+    def __call__(
+        self,
+        server: ServerState,
+        updates: Sequence[Update],
+        context: RoundContext,  # noqa: ARG002
+        streams: Streams,  # noqa: ARG002
+    ) -> ServerState:
+        """Replace what was sent by its mean, keep the rest."""
+        return ServerState({**server.blocks, **merge(updates, self.plan, self.weighting)}, server.memory)
+
+
+@dataclass(frozen=True)
+class Method:
+    """All that an engine needs to know."""
+
+    name: str
+    plan: SharingPlan
+    build: Callable[[Site], nn.Module]  # the model that a site trains or generates with
+    phases: tuple[Phase, ...]
+    server_step: ServerStep
+    pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
+    mechanism: Mechanism = field(default_factory=NoPrivacy)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a recipe is given: the configuration and the public facts about the federation, never its records."""
+
+    config: Config
+    shape: tuple[int, ...]
+    groups: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def streams(self) -> Streams:
+        """The experiment's random streams."""
+        return Streams(self.config.seed)
+
+
+def branched(plan: SharingPlan, block: str, site: Site, make: Callable[[int], nn.Module]) -> nn.Module:
+    """A block for a site: one branch for each of its groups if the block is per group, else a single network.
+
+    ``make`` builds the network of a group by its number, so that groups may differ in architecture.
+    """
+    if plan.blocks[block].scope is Scope.GROUP and len(site.groups) > 1:
+        return Routed({group: make(group) for group in site.groups})
+    return make(site.groups[0])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method by name: its own options, and how they make a :class:`Method` in a setting."""
+
+    name: str
+    summary: str
+    options: type
+    make: Callable[[Setting, Any], Method]
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Every module of this package that defines ``RECIPE``; adding a method is adding a file."""
+    names = (info.name for info in pkgutil.iter_modules(fedloom.methods.__path__))
+    modules = [importlib.import_module(f"fedloom.methods.{name}") for name in names]
+    found: list[Recipe] = [module.RECIPE for module in modules if hasattr(module, "RECIPE")]
+    return {recipe.name: recipe for recipe in found}
+
+
+def make_method(setting: Setting) -> Method:
+    """The method that the configuration asks for; its options are checked here."""
+    method = setting.config.method
+    if method.name not in recipes():
+        raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
+    recipe = recipes()[method.name]
+    return recipe.make(setting, parse(recipe.options, method.options, "method"))

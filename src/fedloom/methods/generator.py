@@ -1,0 +1,52 @@
+"""From what a federation learned to new images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import ConfigError, unknown
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Method, ServerState
+from fedloom.streams import Streams
+
+CHUNK = 1000  # rows generated at once; a fixed number, so that a sample does not depend on how many are asked for
+
+
+@dataclass(frozen=True)
+class Generator:
+    """The server's generators at one point of a run."""
+
+    method: Method
+    server: ServerState
+    groups: tuple[str, ...]
+
+    @torch.no_grad()
+    def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "") -> Tensor:
+        """``count`` images of a group in [0, 1], shape (count, *shape); the same seed gives the same images."""
+        if group not in self.groups:
+            raise ConfigError(unknown("group", group, self.groups))
+        if count < 1:
+            raise ConfigError(f"cannot generate {count} samples: ask for at least 1")
+        name = pathway or next(iter(self.method.pathways))
+        if name not in self.method.pathways:
+            raise ConfigError(unknown("pathway", name, self.method.pathways))
+        way, index, streams = self.method.pathways[name], self.groups.index(group), Streams(seed)
+        site = Site("server", (index,))
+        model = self.method.build(site)
+        # Blocks that never leave a silo keep their fresh weights here: no pathway may use them.
+        model.load_state_dict(self.method.plan.join(self.server.blocks, site), strict=False)
+        images = []
+        for chunk in range(math.ceil(count / CHUNK)):
+            rows = min(CHUNK, count - chunk * CHUNK)
+            noise = {
+                key: streams.normal(f"sample/{key}", rows, math.prod(shape), silo=index, step=chunk).reshape(
+                    rows, *shape
+                )
+                for key, shape in way.noise.items()
+            }
+            images.append(way.generate(model, noise, torch.full((rows,), index)))
+        return torch.cat(images)

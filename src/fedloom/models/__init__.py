@@ -1,0 +1,1 @@
+"""What is learned: networks, likelihoods, priors and the models made of them."""

@@ -1,0 +1,57 @@
+"""How likely an image is given what a decoder puts out, in nats, one value per example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Likelihood(Protocol):
+    """A family p(x | output)."""
+
+    def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
+        """-log p(x | output), summed over everything but the batch."""
+        ...
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The expected image, in [0, 1]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Each pixel is a coin whose logit the decoder gives (binary cross-entropy for grey values)."""
+
+    def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
+        """Binary cross-entropy, summed over the pixels."""
+        return functional.binary_cross_entropy_with_logits(output, x, reduction="none").flatten(1).sum(dim=1)
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The coin's probability."""
+        return torch.sigmoid(output)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Each pixel is normal around the sigmoid of the output; variance 1/2 gives the squared error, up to a constant."""
+
+    variance: float = 0.5
+
+    def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
+        """Squared error over twice the variance, with the normalising constant."""
+        squared = ((x - torch.sigmoid(output)) ** 2).flatten(1).sum(dim=1)
+        constant = 0.5 * math.log(2 * math.pi * self.variance) * x[0].numel()
+        return squared / (2 * self.variance) + constant
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The centre of the normal."""
+        return torch.sigmoid(output)
+
+
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {"bernoulli": Bernoulli, "gaussian": Gaussian}

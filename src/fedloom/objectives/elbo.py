@@ -1,0 +1,43 @@
+"""The negative evidence lower bound of a VAE with group priors (FissionVAE, equation 1 and section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.gaussian import kl_to_unit
+from fedloom.models.vae import VAE
+from fedloom.objectives.base import Losses
+
+
+@dataclass(frozen=True)
+class Elbo:
+    """-log p(x | z) + kl_weight * KL(q(z | x) || N(m_g, I)), z drawn once from q; sums over pixels and latents."""
+
+    latent: int
+    kl_weight: float = 1.0
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """One draw for z."""
+        return {"z": (self.latent,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002 - the bound needs nothing from the server
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The bound for each example."""
+        assert isinstance(model, VAE)
+        posterior = model.encode(batch.x, batch.group)
+        output = model.decode(posterior.sample(noise["z"]), batch.group)
+        reconstruction = model.likelihood.negative_log(batch.x, output)
+        divergence = kl_to_unit(posterior, model.prior_mean(batch.group))
+        return Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})

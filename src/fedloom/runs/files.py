@@ -1,0 +1,99 @@
+"""Writing that survives a kill at any moment: temporary file, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import RunFolderError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a failed write into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        why = "no space is left on the disk" if error.errno in _FULL else error.strerror
+        raise RunFolderError(
+            f"cannot write {path}: {why}; everything up to the last checkpoint is kept, 'fedloom resume' goes on from it"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Either the old file or the whole new one is there, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with explained(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
+    """A whole folder appears at once."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with explained(folder):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for name, data in files.items():
+                with (temporary / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            _sync_folder(temporary)
+            if folder.exists():
+                shutil.rmtree(folder)
+            temporary.replace(folder)
+            _sync_folder(folder.parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add JSON lines durably; a line that a kill cut short is dropped when the run resumes."""
+    with explained(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; nothing if there is no such file."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return sha256(data).hexdigest()

@@ -1,0 +1,108 @@
+"""The run folder: run.toml, environment.json, metrics.jsonl, egress.jsonl, checkpoints/, samples/."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedloom.config import Config, load_config
+from fedloom.errors import ConfigError, RunFolderError
+from fedloom.runs.checkpoint import checkpoint_rounds
+from fedloom.runs.files import append_lines, explained, read_lines, write_atomically, write_folder_atomically
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run on disk."""
+
+    path: Path
+    config: Config
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """Start a new folder; it appears whole, or not at all."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunFolderError(f"{path} exists already; choose another --out, or 'fedloom resume {path}' to go on with it")
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        files = {"run.toml": config.to_toml(), "environment.json": json.dumps(environment(), indent=2)}
+        write_folder_atomically(path, {name: text.encode() for name, text in files.items()})
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Find a run again."""
+        if not path.is_dir():
+            raise RunFolderError(f"{path} is not a run folder: there is no such folder")
+        if not (path / "run.toml").is_file():
+            raise RunFolderError(f"{path} is not a run folder: it holds no run.toml")
+        try:
+            return cls(path, load_config(path / "run.toml"))
+        except ConfigError as error:
+            raise RunFolderError(f"{path} is not a run folder of this version: {error}") from error
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What environment.json says."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.path / 'environment.json'} is missing or damaged ({error})") from error
+        return found
+
+    def note(self, facts: dict[str, Any]) -> None:
+        """Add facts to environment.json."""
+        text = json.dumps({**self.environment, **facts}, indent=2)
+        write_atomically(self.path / "environment.json", text.encode())
+
+    @property
+    def rounds_done(self) -> int:
+        """The round of the newest checkpoint; 0 before the first."""
+        return max(checkpoint_rounds(self.path), default=0)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row for each round, oldest first."""
+        return read_lines(self.path / "metrics.jsonl")
+
+    def egress(self) -> list[dict[str, Any]]:
+        """One row for each silo and round: what left."""
+        return read_lines(self.path / "egress.jsonl")
+
+    def record_round(self, metrics: dict[str, Any], egress: list[dict[str, Any]]) -> None:
+        """Log a round; this comes before its checkpoint, so a checkpoint never lacks its log."""
+        append_lines(self.path / "egress.jsonl", egress)
+        append_lines(self.path / "metrics.jsonl", [metrics])
+
+    def rewind(self, round_number: int) -> None:
+        """Forget log lines after a round: what a killed run had logged but not yet checkpointed."""
+        for name in ("metrics.jsonl", "egress.jsonl"):
+            rows = [row for row in read_lines(self.path / name) if row["round"] <= round_number]
+            write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def samples_of(self, round_number: int) -> Path:
+        """The folder of a round's sample grids."""
+        folder = self.path / "samples" / f"round-{round_number:04d}"
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what the run was made."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "fedloom": metadata.version("fedloom"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "packages": {name: metadata.version(name) for name in ("torch", "numpy", "safetensors")},
+    }

@@ -1,0 +1,128 @@
+"""The sharing plan: for each block its scope, whether it goes up, and what comes down; and every other payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from torch import Tensor
+
+from fedloom.errors import ConfigError, unknown
+from fedloom.federation.rounds import Site
+
+Tensors = dict[str, Tensor]
+
+
+class Scope(StrEnum):
+    """Over whom a block is one and the same."""
+
+    GLOBAL = "global"  # everybody: averaged over all participants
+    GROUP = "group"  # the silo's group: averaged inside it
+    SILO = "silo"  # the silo alone
+    SERVER = "server"  # lives on the server
+
+
+class Down(StrEnum):
+    """What a silo receives for a block at the start of a round."""
+
+    NOTHING = "nothing"
+    MERGED = "merged"
+    SERVER = "server"  # the server's own model overwrites the silo's block
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """How one block is shared."""
+
+    scope: Scope
+    up: bool
+    down: Down
+
+
+GLOBAL = BlockPlan(Scope.GLOBAL, up=True, down=Down.MERGED)
+GROUP = BlockPlan(Scope.GROUP, up=True, down=Down.MERGED)
+SILO = BlockPlan(Scope.SILO, up=False, down=Down.NOTHING)
+UPLOAD = BlockPlan(Scope.SILO, up=True, down=Down.NOTHING)  # sent every round, never averaged, nothing comes back
+SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.NOTHING)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Something other than a block that leaves a silo, and what that costs in privacy."""
+
+    name: str
+    cost: str
+
+
+RECORD_COUNT = Payload("records", "declared public: the silo's number of records, used as its weight in the merge")
+
+
+@dataclass(frozen=True, order=True)
+class BlockKey:
+    """A block and who owns this copy of it."""
+
+    block: str
+    owner: str
+
+    def __str__(self) -> str:
+        return f"{self.block}@{self.owner}"
+
+    @classmethod
+    def of(cls, text: str) -> BlockKey:
+        """Read back what ``str`` gave."""
+        block, _, owner = text.partition("@")
+        return cls(block, owner)
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """Everything that may cross a silo's door, by name."""
+
+    blocks: Mapping[str, BlockPlan]
+    groups: tuple[str, ...]
+    payloads: tuple[Payload, ...] = (RECORD_COUNT,)
+
+    def with_scopes(self, scopes: Mapping[str, str]) -> SharingPlan:
+        """The plan with other scopes for some blocks, as ``sharing.scopes`` asks for."""
+        choices = {"global": GLOBAL, "group": GROUP, "silo": SILO, "upload": UPLOAD}
+        changed = dict(self.blocks)
+        for block, scope in scopes.items():
+            if block not in self.blocks:
+                raise ConfigError("sharing.scopes: " + unknown("block", block, self.blocks))
+            if scope not in choices:
+                raise ConfigError(f"sharing.scopes.{block}: " + unknown("scope", scope, choices))
+            changed[block] = choices[scope]
+        return replace(self, blocks=changed)
+
+    def prefixes(self, block: str, site: Site) -> dict[str, BlockKey]:
+        """Where a site's model keeps a block: parameter name prefix -> whose copy it is.
+
+        A GROUP block has one copy per group; a site that meets several groups holds them as branches of the block.
+        """
+        scope = self.blocks[block].scope
+        if scope is Scope.GROUP and len(site.groups) > 1:
+            return {f"{block}.branches.{g}.": BlockKey(block, f"group={self.groups[g]}") for g in site.groups}
+        owners = {
+            Scope.GLOBAL: "all",
+            Scope.GROUP: f"group={self.groups[site.groups[0]]}",
+            Scope.SILO: f"silo={site.name}",
+            Scope.SERVER: "server",
+        }
+        return {f"{block}.": BlockKey(block, owners[scope])}
+
+    def split(self, state: Mapping[str, Tensor], site: Site) -> dict[BlockKey, Tensors]:
+        """Divide a model's flat state into blocks by owner."""
+        parts: dict[BlockKey, Tensors] = {}
+        for block in self.blocks:
+            for prefix, key in self.prefixes(block, site).items():
+                parts[key] = {n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}
+        return parts
+
+    def join(self, parts: Mapping[BlockKey, Mapping[str, Tensor]], site: Site) -> Tensors:
+        """The inverse of :meth:`split`, for those blocks that ``parts`` holds."""
+        state: Tensors = {}
+        for block in self.blocks:
+            for prefix, key in self.prefixes(block, site).items():
+                state.update({prefix + name: tensor for name, tensor in parts.get(key, {}).items()})
+        return state

@@ -1,0 +1,102 @@
+"""What a silo sends at the end of a round, and the guard that lets nothing undeclared leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedloom.errors import EgressError, FedloomError
+from fedloom.federation.rounds import Site
+from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
+
+
+@dataclass(frozen=True)
+class Update:
+    """Blocks by owner and payloads by name, from one silo in one round."""
+
+    silo: str
+    round: int
+    blocks: Mapping[BlockKey, Tensors]
+    weights: Mapping[str, float]  # the silo's number of records, in all ("all") and per group ("group=...")
+    payloads: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EgressRecord:
+    """One line of the egress log: what left, from whom, when, and how large it was."""
+
+    round: int
+    silo: str
+    blocks: Mapping[str, Mapping[str, tuple[int, ...]]]  # block@owner -> tensor name -> shape
+    payloads: tuple[str, ...]
+    bytes: int
+    sha256: str = ""  # only where bytes crossed a process
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for the log."""
+        shapes = {key: {name: list(shape) for name, shape in block.items()} for key, block in self.blocks.items()}
+        return {
+            "round": self.round,
+            "silo": self.silo,
+            "bytes": self.bytes,
+            "blocks": shapes,
+            "payloads": list(self.payloads),
+            "sha256": self.sha256,
+        }
+
+
+def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[BlockKey, Tensors]) -> EgressRecord:
+    """The one door: raise unless everything in the update is declared, and say what left.
+
+    ``shapes`` are the blocks as the silo's own model has them; a tensor of another name or shape is not declared.
+    """
+    declared = {key for block, rule in plan.blocks.items() if rule.up for key in plan.prefixes(block, site).values()}
+    left: dict[str, dict[str, tuple[int, ...]]] = {}
+    size = 8 * len(update.weights)
+    for key, tensors in update.blocks.items():
+        if key not in declared:
+            raise EgressError(
+                f"silo '{update.silo}' tried to send block '{key}', which its sharing plan does not send up"
+            )
+        for name, tensor in tensors.items():
+            expected = shapes[key].get(name)
+            if expected is None or expected.shape != tensor.shape:
+                raise EgressError(
+                    f"silo '{update.silo}' tried to send tensor '{name}' of shape {tuple(tensor.shape)} in block "
+                    f"'{key}', which its sharing plan does not declare"
+                )
+            size += tensor.numel() * tensor.element_size()
+        left[str(key)] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    names = {payload.name for payload in plan.payloads}
+    undeclared = sorted(set(update.payloads) - names)
+    if update.weights and "records" not in names:
+        undeclared.append("records")
+    if undeclared:
+        raise EgressError(
+            f"silo '{update.silo}' tried to send payload '{undeclared[0]}', which its sharing plan does not declare"
+        )
+    for value in update.payloads.values():
+        size += value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 8
+    payloads = (*(("records",) if update.weights else ()), *sorted(update.payloads))
+    return EgressRecord(update.round, update.silo, left, payloads, size)
+
+
+class DivergedError(FedloomError):
+    """Training left the finite numbers."""
+
+
+def check_update(update: Update, known: Mapping[BlockKey, Tensors]) -> None:
+    """The server's own look at an update: names and shapes it knows, finite values."""
+    for key, tensors in update.blocks.items():
+        for name, tensor in tensors.items():
+            if key in known and (name not in known[key] or known[key][name].shape != tensor.shape):
+                raise FedloomError(
+                    f"silo '{update.silo}' sent '{key}/{name}' with shape {tuple(tensor.shape)}: refused"
+                )
+            if not torch.isfinite(tensor).all():
+                raise DivergedError(
+                    f"silo '{update.silo}' sent values that are not finite in '{key}/{name}' in round {update.round}"
+                )
