@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 from fedloom.engines.base import FederationState
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
+from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
 TRIAL_STEPS = 12
@@ -35,8 +37,10 @@ def calibrated_engine(trainer: Trainer, state: FederationState) -> ReferenceEngi
 
     if seconds * _steps_left(trainer, state, participants) > WORTH_STARTING_WORKERS:
         pool = ReferenceEngine(trainer, min(cores, participants))
-        if _seconds_per_step(pool, trainer, state, tasks=pool.workers) * WORTH_CHANGING < seconds:
-            return pool
+        # Workers that cannot start (a method defined in a script, too little memory) are no reason to fail.
+        with contextlib.suppress(FedloomError):
+            if _seconds_per_step(pool, trainer, state, tasks=pool.workers) * WORTH_CHANGING < seconds:
+                return pool
         pool.close()
     return ReferenceEngine(trainer, 1, alone.threads)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -82,9 +85,10 @@ class ReferenceEngine:
             return
         # Largest silos first, so that no worker is left with a long one at the end.
         tasks = sorted(tasks, key=lambda task: -len(self._trainer.federation.silos[task.silo]))
-        futures: list[Future[tuple[Result, bytes]]] = [
-            self._pool.submit(_train_in_worker, *_packed(task)) for task in tasks
-        ]
+        with _hidden_main():
+            futures: list[Future[tuple[Result, bytes]]] = [
+                self._pool.submit(_train_in_worker, *_packed(task)) for task in tasks
+            ]
         try:
             for future in as_completed(futures):
                 yield _unpacked(*future.result())
@@ -97,6 +101,17 @@ class ReferenceEngine:
         """Stop the workers."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Workers need nothing of the user's script: keep a spawned process from running it a second time."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _plural(count: int, noun: str) -> str:
