@@ -35,7 +35,7 @@ class Backbone(ABC):
     def features(self, x: Tensor) -> Tensor:
         """(n, C, H, W) in [0, 1] to (n, d) float32."""
         # TensorFloat-32 would let a GPU's features drift from a CPU's by a thousandth.
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             parts = [self.extract(part.to(self.device)) for part in torch.split(x, self.batch_size)]
         return torch.cat(parts).to(torch.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ def inception_score(logits: Tensor, splits: int = 10) -> InceptionScore:
         log_conditional = part.log_softmax(dim=1)
         conditional = log_conditional.exp()
         # logsumexp keeps the marginal of a class that nobody predicts finite.
-        log_marginal = log_conditional.logsumexp(dim=0) - torch.tensor(len(part), dtype=torch.float64).log()
+        log_marginal = log_conditional.logsumexp(dim=0) - math.log(len(part))
         scores.append((conditional * (log_conditional - log_marginal)).sum(dim=1).mean().exp())
     values = torch.stack(scores)
     return InceptionScore(values.mean().item(), values.std(correction=0).item())
