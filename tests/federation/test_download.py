@@ -151,9 +151,7 @@ def test_a_damaged_file_is_refused_and_the_next_mirror_asked(mirror: Mirror, con
 def test_unreachable_mirrors_end_in_one_sentence_that_says_what_to_do() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        with pytest.raises(
-            DataError, match=r"--from PATH, or set FEDLOOM_DATA to a folder that holds mnist/"
-        ):
+        with pytest.raises(DataError, match=r"--from PATH, or set FEDLOOM_DATA to a folder that holds mnist/"):
             get("mnist", mirrors=[f"http://127.0.0.1:{listener.getsockname()[1]}/"])
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
 from fedloom.config import DataConfig
-from fedloom.errors import ConfigError, unknown
-from fedloom.federation.partitions import divide
-from fedloom.federation.records import Federation, Silo
+from fedloom.errors import ConfigError, DataError, unknown
+from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
+from fedloom.federation.partitions import Shares, by_owner, divide
+from fedloom.federation.records import Dataset, Federation, Silo
 from fedloom.federation.sources import SOURCES
 from fedloom.streams import Streams
 
@@ -15,6 +23,95 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     if config.source not in SOURCES:
         raise ConfigError("data.source: " + unknown("source", config.source, SOURCES))
     dataset = SOURCES[config.source].load(config.path)
-    silos = tuple(Silo(name, dataset.train.take(index)) for name, index in divide(dataset, config, streams))
-    federation = Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes)
+    federation = _federation(dataset, divide(dataset, config, streams))
     return federation.centralised() if config.layout == "centralised" else federation
+
+
+def federation_from_arrays(
+    silos: Mapping[str, Any],
+    groups: Mapping[str, str] | None = None,
+    test: Mapping[str, Any] | None = None,
+    name: str = "arrays",
+) -> Federation:
+    """A federation of examples in memory, numpy or torch: each silo's name with its ``x``, or with ``(x, y)``.
+
+    ``x`` holds uint8 or float images of shape (n, height, width) or (n, channels, height, width), or float features
+    (n, d); ``y`` a whole number or a text for each example. ``groups`` gives each silo's group; without it there is
+    one group, "all". ``test`` gives held-out examples by silo; without it a tenth of every silo is held out.
+    """
+    if not silos:
+        raise DataError("silos is empty; give at least one silo's examples")
+    for argument, given in (("groups", groups), ("test", test)):
+        for silo in given or {}:
+            if silo not in silos:
+                raise DataError(f"{argument}: " + unknown("silo", silo, silos))
+    for silo in silos:
+        if groups is not None and silo not in groups:
+            raise DataError(f"groups names no group for silo '{silo}'; give one to every silo")
+    group_of = groups or dict.fromkeys(silos, ONE_GROUP)
+    numbers = {silo: number for number, silo in enumerate(silos)}
+    held_out = _pooled(test, group_of, numbers) if test else None
+    dataset = replace(assemble(name, _pooled(silos, group_of, numbers), held_out), owners=tuple(silos))
+    return _federation(dataset, by_owner(dataset))
+
+
+def _federation(dataset: Dataset, shares: Shares) -> Federation:
+    silos = tuple(Silo(name, dataset.train.take(index)) for name, index in shares)
+    return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes)
+
+
+def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Table:
+    """The silos' examples as one table; silos without ``y`` get blank labels if others have some."""
+    tables = {}
+    for silo, given in silos.items():
+        x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        checked = examples(x, f"silo '{silo}'")
+        tables[silo] = Table(checked, None if y is None else column(y, len(checked), f"y of silo '{silo}'"))
+    first, reference = next(iter(tables.items()))
+    for silo, table in tables.items():
+        if kind(table.x) != kind(reference.x):
+            raise DataError(f"silo '{silo}' holds {kind(table.x)}, but silo '{first}' {kind(reference.x)}")
+    sizes = [len(table.x) for table in tables.values()]
+    return Table(
+        x=torch.cat([table.x for table in tables.values()]),
+        y=_labels(list(tables.values())),
+        group=np.repeat([group_of[silo] for silo in tables], sizes),
+        owner=np.repeat([numbers[silo] for silo in tables], sizes),
+    )
+
+
+def _labels(tables: list[Table]) -> Column | None:
+    known = next((table.y for table in tables if table.y is not None), None)
+    if known is None:
+        return None
+    blank = -1 if known.dtype == np.int64 else ""
+    return joined([np.full(len(table.x), blank) if table.y is None else table.y for table in tables])
+
+
+@dataclass(frozen=True)
+class SiloSummary:
+    """What one silo holds: how many records, of which groups, and how many of each class."""
+
+    name: str
+    groups: tuple[str, ...]
+    records: int
+    classes: dict[str, int]  # only those that occur; "unlabelled" for records without a class
+
+
+def describe(federation: Federation) -> list[SiloSummary]:
+    """A summary of every silo, in the federation's order."""
+
+    def histogram(silo: Silo) -> dict[str, int]:
+        labels, counts = torch.unique(silo.train.y, return_counts=True)
+        names = ["unlabelled" if label < 0 else federation.classes[label] for label in labels.tolist()]
+        return dict(zip(names, counts.tolist(), strict=True))
+
+    return [
+        SiloSummary(
+            name=silo.name,
+            groups=tuple(federation.groups[group] for group in silo.groups),
+            records=len(silo),
+            classes=histogram(silo),
+        )
+        for silo in federation.silos
+    ]

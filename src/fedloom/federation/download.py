@@ -79,9 +79,7 @@ def _local(file: str, archive: Archive, source: Path | None) -> Path | None:
     base = source or data_folder()
     if base is None:
         return None
-    candidates = (
-        [base / archive.folder / file] if source is None else [base / file, base / archive.folder / file]
-    )
+    candidates = [base / archive.folder / file] if source is None else [base / file, base / archive.folder / file]
     found = next((path for path in candidates if path.is_file()), None)
     if source is not None and found is None:
         raise DataError(f"{source} holds neither {file} nor {archive.folder}/{file}")

@@ -143,16 +143,13 @@ def shards(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     return _numbered(torch.cat([pieces[piece] for piece in hand]) for hand in hands.tolist())
 
 
-def natural(dataset: Dataset, config: DataConfig, _streams: Streams) -> Shares:
+def by_owner(dataset: Dataset) -> Shares:
     """The silos that the source itself names, whatever ``data.silos`` says."""
     if dataset.owner is None:
         raise ConfigError(
-            f"data.partition = 'natural' needs a source that knows who holds what; "
-            f"data.source = '{config.source}' does not"
+            f"data.partition = 'natural' needs a source that knows who holds what, which '{dataset.name}' does not"
         )
-    return [
-        (name, torch.nonzero(dataset.owner == number).flatten()) for number, name in enumerate(dataset.owners)
-    ]
+    return [(name, torch.nonzero(dataset.owner == number).flatten()) for number, name in enumerate(dataset.owners)]
 
 
 PARTITIONS: dict[str, Partition] = {
@@ -161,7 +158,9 @@ PARTITIONS: dict[str, Partition] = {
     "dirichlet": Partition("every class divided by a Dirichlet(data.alpha) draw", dirichlet),
     "classes": Partition("data.classes_per_silo classes for each silo, no class twice", disjoint_classes),
     "shards": Partition("data.classes_per_silo random shards of the records sorted by class", shards),
-    "natural": Partition("the silos that the source names, such as image folders", natural),
+    "natural": Partition(
+        "the silos that the source names, such as image folders", lambda dataset, _config, _streams: by_owner(dataset)
+    ),
 }
 
 

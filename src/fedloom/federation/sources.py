@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.federation import archives, sample
+from fedloom.federation.files import load_image_folders, load_npz
 from fedloom.federation.records import Dataset, Records, concatenate
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
@@ -51,9 +52,7 @@ def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]
             group=torch.zeros(len(labels), dtype=torch.int64),
         )
 
-    return Dataset(
-        name=name, train=records("train"), test=records("test"), groups=(group,), classes=CLASSES[group]
-    )
+    return Dataset(name=name, train=records("train"), test=records("test"), groups=(group,), classes=CLASSES[group])
 
 
 def mixed(name: str, domains: Sequence[Dataset]) -> Dataset:
@@ -98,4 +97,8 @@ SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(
         "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist")
     ),
+    "image-folders": Source(
+        "your images in data.path: one folder a silo, inside it one folder a class if you like", load_image_folders
+    ),
+    "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
 }

@@ -1,0 +1,160 @@
+"""From arrays to a data set: checks, channel axes, class numbers, held-out records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.errors import DataError
+from fedloom.federation.records import UNLABELLED, Dataset, Records
+from fedloom.streams import Streams
+
+Column = NDArray[Any]  # a whole number or a text for each example
+
+ONE_GROUP = "all"  # the group of records that were given none
+_COLOUR_CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Checked examples with what is known about each: its class, its group, its owner."""
+
+    x: Tensor
+    y: Column | None = None
+    group: Column | None = None
+    owner: Column | None = None
+
+    def rows(self, index: NDArray[np.int64]) -> Table:
+        """The rows at ``index``, in that order."""
+        return Table(
+            x=self.x[torch.from_numpy(index)],
+            y=None if self.y is None else self.y[index],
+            group=None if self.group is None else self.group[index],
+            owner=None if self.owner is None else self.owner[index],
+        )
+
+
+def examples(values: Any, name: str) -> Tensor:
+    """An array as (n, channels, height, width) uint8 or float32 images, or as (n, d) float32 features.
+
+    Images without a channel axis get one; a channel axis at the end (1 or 3 long) moves to the front.
+    """
+    array = _as_numpy(values, name)
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise DataError(f"{name} holds {array.dtype} values; give uint8 images or floats")
+    if array.ndim < 2 or array.ndim > 4 or 0 in array.shape or (array.ndim == 2 and array.dtype == np.uint8):
+        raise DataError(
+            f"{name} has shape {array.shape}; give images of shape (n, height, width) or "
+            f"(n, channels, height, width), or float features of shape (n, d), with at least one example"
+        )
+    if array.dtype != np.uint8:
+        array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            raise DataError(f"{name} holds values that are not finite")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and array.shape[1] not in _COLOUR_CHANNELS and array.shape[3] in _COLOUR_CHANNELS:
+        array = np.moveaxis(array, 3, 1)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def column(values: Any, count: int, name: str) -> Column:
+    """One whole number or text for each of ``count`` examples."""
+    array = _as_numpy(values, name)
+    if array.shape not in ((count,), (count, 1)):
+        raise DataError(f"{name} has shape {array.shape}; give one value for each of the {count} examples")
+    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.str_)):
+        raise DataError(f"{name} holds {array.dtype} values; give whole numbers or texts")
+    return array.reshape(count).astype(np.int64 if np.issubdtype(array.dtype, np.integer) else np.str_)
+
+
+def _as_numpy(values: Any, name: str) -> NDArray[Any]:
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError) as error:  # rows of different length, or a dtype that numpy lacks
+        raise DataError(f"{name} cannot be read as one array: {error}") from error
+
+
+def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
+    """Number classes, groups and owners in sorted order; without ``test``, hold out a tenth of each owner."""
+    if test is None:
+        train, test = hold_out(train)
+    if test.x.shape[1:] != train.x.shape[1:] or test.x.dtype != train.x.dtype:
+        raise DataError(
+            f"the held-out examples of '{name}' are {kind(test.x)}, but those to train on are {kind(train.x)}"
+        )
+    classes, groups, owners = _distinct(train.y, test.y), _distinct(train.group, test.group), _distinct(train.owner)
+
+    def whole(what: str, column: Column | None, distinct: Column, count: int) -> Tensor:
+        numbers = _numbers(column, distinct, count)
+        if bool((numbers == UNLABELLED).any()):
+            raise DataError(f"'{name}' gives some of its records no {what}; give one to all, held-out ones too")
+        return numbers
+
+    def records(table: Table) -> Records:
+        count = len(table.x)
+        group = whole("group", table.group, groups, count) if len(groups) else torch.zeros(count, dtype=torch.int64)
+        return Records(x=table.x, y=_numbers(table.y, classes, count), group=group)
+
+    return Dataset(
+        name=name,
+        train=records(train),
+        test=records(test),
+        groups=tuple(map(str, groups)) or (ONE_GROUP,),
+        classes=tuple(map(str, classes)),
+        owners=tuple(map(str, owners)),
+        owner=whole("owner", train.owner, owners, len(train.x)) if len(owners) else None,
+    )
+
+
+def hold_out(table: Table) -> tuple[Table, Table]:
+    """Set a tenth of each owner's records aside, at least one of two: (kept, held out).
+
+    The choice is the same for every seed of an experiment: all seeds are measured on the same records.
+    """
+    owner = np.zeros(len(table.x), dtype=np.int64) if table.owner is None else table.owner
+    held = np.zeros(len(table.x), dtype=np.bool_)
+    for number, name in enumerate(np.unique(owner)):
+        members = np.flatnonzero(owner == name)
+        order = Streams(0).permutation("held-out", len(members), silo=number).numpy()
+        count = max(len(members) // 10, 1) if len(members) > 1 else 0
+        held[members[order[:count]]] = True
+    if not held.any():
+        raise DataError("there are too few examples to hold any out; give a silo at least two, or held-out ones")
+    return table.rows(np.flatnonzero(~held)), table.rows(np.flatnonzero(held))
+
+
+def _distinct(*columns: Column | None) -> Column:
+    """The values that occur, sorted; a negative whole number or an empty text means that nothing is known."""
+    known = [column for column in columns if column is not None]
+    if not known:
+        return np.array([], dtype=np.int64)
+    values = np.unique(joined(known))
+    return values[values >= 0] if values.dtype == np.int64 else values[values != ""]
+
+
+def joined(columns: Sequence[Column]) -> Column:
+    """Columns end to end; whole numbers and texts do not mix."""
+    if len({column.dtype == np.int64 for column in columns}) > 1:
+        raise DataError("labels are whole numbers here and texts there; give one kind for all records")
+    return np.concatenate(columns)
+
+
+def _numbers(column: Column | None, distinct: Column, count: int) -> Tensor:
+    """The position of each value among the distinct ones, UNLABELLED where it is not known."""
+    numbers = np.full(count, UNLABELLED, dtype=np.int64)
+    if column is not None:
+        known = np.isin(column, distinct)
+        numbers[known] = np.searchsorted(distinct, column[known])
+    return torch.from_numpy(numbers)
+
+
+def kind(x: Tensor) -> str:
+    """What examples are, for a complaint that they differ."""
+    return f"{x.dtype} of shape {tuple(x.shape[1:])}"
