@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tomllib
@@ -156,7 +157,7 @@ class Config:
 
     def to_mapping(self) -> dict[str, Any]:
         """The tree as plain values, the method's options beside its name as in TOML."""
-        tree: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        tree: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         tree["method"] = {"name": self.method.name, **tree["method"]["options"]}
         return tree
 
@@ -236,7 +237,7 @@ def _describe(hint: Any) -> str:
 
 def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """Apply ``key.sub=value`` assignments; a value is read as TOML, and as text where it is not TOML."""
-    tree: dict[str, Any] = json.loads(json.dumps(mapping))
+    tree: dict[str, Any] = copy.deepcopy(dict(mapping))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
