@@ -1,0 +1,74 @@
+"""What tests of several rooms use: a tiny configuration, tiny federations, and runs compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.config import Config, load_config
+from fedloom.federation.records import Federation, Records, Silo
+from fedloom.runs.checkpoint import checkpoint_rounds, load_checkpoint
+from fedloom.runs.folder import RunFolder
+
+
+def tiny_config(*overrides: str) -> Config:
+    """Two groups of two silos, 40 records each, small networks: a round takes a few hundredths of a second."""
+    small = (
+        "rounds=2",
+        "data.silos=2",
+        "data.records_per_silo=40",
+        "model.hidden=[16]",
+        "model.latent=4",
+        "local.batch_size=16",
+        "evaluation.every=0",
+        "evaluation.metrics=[]",
+        "engine.workers=1",
+        "engine.threads=1",
+        "participation.rate=1.0",
+    )
+    return load_config("demo", [*small, *overrides])
+
+
+def federation_of(*groups_of_records: Sequence[int], width: int = 6) -> Federation:
+    """Groups "a", "b", ... and one silo for each sequence, which names the group of each of its records."""
+    generator = torch.Generator().manual_seed(5)
+    silos = []
+    for number, groups in enumerate(groups_of_records):
+        x = torch.rand(len(groups), width, generator=generator)
+        silos.append(
+            Silo(f"silo-{number}", Records(x, torch.zeros(len(groups), dtype=torch.int64), torch.tensor(groups)))
+        )
+    names = tuple("abcdef"[: 1 + max(max(groups) for groups in groups_of_records)])
+    return Federation("tiny", tuple(silos), silos[0].train, names)
+
+
+def equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Same names, dtypes and bits."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+def logged(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The logs of a run without times and without checksums of what crossed a process."""
+    folder = RunFolder.open(path)
+    return {
+        "metrics": [{k: v for k, v in row.items() if k != "seconds"} for row in folder.metrics()],
+        "egress": [{k: v for k, v in row.items() if k != "sha256"} for row in folder.egress()],
+    }
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Every checkpoint tensor and every logged number of two runs is the same, to the bit."""
+    assert logged(one) == logged(other)
+    assert checkpoint_rounds(one) == checkpoint_rounds(other)
+    for number in checkpoint_rounds(one):
+        ours, theirs = load_checkpoint(one, number), load_checkpoint(other, number)
+        assert ours.facts == theirs.facts
+        assert equal_bits(ours.server, theirs.server)
+        assert ours.silos.keys() == theirs.silos.keys()
+        assert all(equal_bits(ours.silos[name], theirs.silos[name]) for name in ours.silos)
