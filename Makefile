@@ -1,0 +1,42 @@
+# Everything a person needs: make demo, make test. `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+# One thread per process: small models are slower, not faster, with more.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+install: $(VENV)/.installed ## create .venv with pinned dependencies
+
+demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample and compare them
+	@rm -rf $(DEMO)
+	$(BIN)/fedloom run demo method.name=fedvae --out $(DEMO)/fedvae
+	$(BIN)/fedloom run demo --out $(DEMO)/fissionvae-d
+	$(BIN)/fedloom compare $(DEMO)/fedvae $(DEMO)/fissionvae-d
+
+test: $(VENV)/.installed ## run the whole test suite
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/.installed ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## put the code into the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the virtual environment and the demo's runs
+	rm -rf $(VENV) $(DEMO)
