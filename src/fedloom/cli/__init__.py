@@ -1,0 +1,49 @@
+"""The commands: parse, call, print. Torch is imported inside a command, and only by those that need it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import fedloom
+from fedloom.cli import catalogue, comparison, data, inspection, sampling, training
+from fedloom.cli.output import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated generative modelling: silos learn generators together; their data stay at home.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedloom {fedloom.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+app.command("run")(training.run)
+app.command("resume")(training.resume)
+app.command("sample")(sampling.sample)
+app.command("inspect")(inspection.inspect)
+app.command("compare")(comparison.compare)
+app.command("list")(catalogue.list_names)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """The entry point of the ``fedloom`` command."""
+    app(prog_name="fedloom")

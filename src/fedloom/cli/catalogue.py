@@ -1,0 +1,71 @@
+"""``fedloom list``: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from fedloom.cli.output import Json, show, show_json, table
+from fedloom.config import PRESETS, preset_names
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    METHODS = "methods"
+    PRESETS = "presets"
+    DATASETS = "datasets"
+    PRIORS = "priors"
+
+
+def _methods() -> dict[str, str]:
+    from fedloom.methods.base import recipes
+
+    return {name: recipe.summary for name, recipe in recipes().items()}
+
+
+def _presets() -> dict[str, str]:
+    return {name: _leading_comment((PRESETS / f"{name}.toml").read_text(encoding="utf-8")) for name in preset_names()}
+
+
+def _leading_comment(text: str) -> str:
+    """The first line of a preset, if it is a comment."""
+    line, _, _ = text.partition("\n")
+    return line.removeprefix("#").strip() if line.startswith("#") else ""
+
+
+def _datasets() -> dict[str, str]:
+    from fedloom.federation.sources import SOURCES
+
+    return {name: source.description for name, source in SOURCES.items()}
+
+
+def _priors() -> dict[str, str]:
+    from fedloom.models.priors import PRIORS
+
+    return {name: prior.summary for name, prior in PRIORS.items()}
+
+
+LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
+    Kind.METHODS: _methods,
+    Kind.PRESETS: _presets,
+    Kind.DATASETS: _datasets,
+    Kind.PRIORS: _priors,
+}
+
+
+def list_names(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
+) -> None:
+    """List methods, presets, datasets or priors, each with a line about it."""
+    found = LISTINGS[kind]()
+    if as_json:
+        show_json(found)
+        return
+    names = table(str(kind), "")
+    for name, summary in found.items():
+        names.add_row(name, summary)
+    show(names)

@@ -1,0 +1,112 @@
+"""``fedloom inspect``: what a run folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom.cli.metrics import last_metrics, metrics_table
+from fedloom.cli.output import Json, plural, say, say_facts, show, show_json, size, table
+
+if TYPE_CHECKING:
+    from fedloom.experiment import Run
+    from fedloom.sharing.plan import SharingPlan
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show a run: its settings, how far it is, who shares what with whom, and what has left the silos."""
+    from fedloom.experiment import load
+
+    found = _described(load(folder))
+    if as_json:
+        show_json(found)
+    else:
+        _print(found)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    from fedloom.runs.checkpoint import checkpoint_rounds
+
+    checkpoints = checkpoint_rounds(run.folder.path)
+    plan = run.generator().method.plan if checkpoints else None  # before the first, nobody has met the groups yet
+    return {
+        "folder": str(run.folder.path),
+        "config": run.config.to_mapping(),
+        "engine": run.folder.environment.get("engine", ""),
+        "rounds": {"done": run.folder.rounds_done, "planned": run.config.rounds},
+        "checkpoints": checkpoints,
+        "groups": list(plan.groups) if plan else [],
+        "plan": _sharing(plan) if plan else {},
+        "payloads": {payload.name: payload.cost for payload in plan.payloads} if plan else {},
+        "bytes_up": _bytes_up(run.folder.egress()),
+        "metrics": last_metrics(run),
+    }
+
+
+def _sharing(plan: SharingPlan) -> dict[str, dict[str, Any]]:
+    return {
+        block: {"scope": str(rule.scope), "up": rule.up, "down": str(rule.down)} for block, rule in plan.blocks.items()
+    }
+
+
+def _bytes_up(egress: list[dict[str, Any]]) -> dict[str, dict[int, int]]:
+    """Silo -> round -> bytes that left it."""
+    found: dict[str, dict[int, int]] = {}
+    for row in egress:
+        found.setdefault(row["silo"], {})[row["round"]] = row["bytes"]
+    return dict(sorted(found.items()))
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    config, rounds = found["config"], found["rounds"]
+    data, model, local, participation = (config[part] for part in ("data", "model", "local", "participation"))
+    method = dict(config["method"])
+    name = method.pop("name")
+    kept = (
+        f"checkpoints of {', '.join(map(str, found['checkpoints']))}" if found["checkpoints"] else "no checkpoint yet"
+    )
+    say(found["folder"])
+    say_facts(
+        {
+            "name": f"{config['name']}, seed {config['seed']}",
+            "method": " ".join([name, *(f"{key}={value}" for key, value in method.items())]),
+            "data": f"{data['source']}, {data['partition']}, {data['layout']}",
+            "model": f"{model['network']} {model['hidden']}, latent {model['latent']}",
+            "local": f"{plural(local['epochs'], 'epoch')}, batch {local['batch_size']}, "
+            f"{local['optimizer']} {local['learning_rate']:g}",
+            "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
+            "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",
+            "rounds": f"{rounds['done']} of {rounds['planned']} done, {kept}",
+            "engine": found["engine"] or "not started",
+        }
+    )
+    _print_sharing(found)
+    if found["metrics"]:
+        say("")
+        show(metrics_table(found["metrics"]))
+
+
+def _print_sharing(found: Mapping[str, Any]) -> None:
+    if found["plan"]:
+        plan = table("block", "scope", "leaves the silo", "comes back")
+        for block, rule in found["plan"].items():
+            plan.add_row(block, rule["scope"], "yes" if rule["up"] else "never", rule["down"])
+        say("")
+        show(plan)
+        for payload, cost in found["payloads"].items():
+            show(f"{payload} leave the silo too: {cost}")
+    if found["bytes_up"]:
+        sent = table(
+            "silo", "rounds", "bytes a round", "bytes in all", right=("rounds", "bytes a round", "bytes in all")
+        )
+        for silo, by_round in found["bytes_up"].items():
+            total = sum(by_round.values())
+            sent.add_row(silo, str(len(by_round)), size(total / len(by_round)), size(total))
+        say("")
+        show(sent)

@@ -1,0 +1,65 @@
+"""Metrics as the commands show them: the last ones of a run, by metric and by whom they are of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from fedloom.cli.output import table
+
+if TYPE_CHECKING:
+    from fedloom.experiment import Run
+
+TRAINING = "train/"
+
+
+def last_metrics(run: Run) -> dict[str, float]:
+    """The metrics of the newest round that was evaluated; empty before the first."""
+    found = ({k: v for k, v in row.items() if is_metric(k)} for row in reversed(run.metrics()))
+    return next((metrics for metrics in found if metrics), {})
+
+
+def last_terms(run: Run) -> dict[str, float]:
+    """The loss terms of the newest round in which anybody took part."""
+    found = (_terms(row) for row in reversed(run.metrics()))
+    return next((terms for terms in found if terms), {})
+
+
+def _terms(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name.removeprefix(TRAINING): value for name, value in row.items() if name.startswith(TRAINING)}
+
+
+def is_metric(key: str) -> bool:
+    """Metric keys have slashes; ``round``, ``seconds`` and the like have none."""
+    return "/" in key and not key.startswith(TRAINING)
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The metric, and the group or silo that it is of (empty: everybody).
+
+    >>> split_key("blend/domain-cnn/n1000/group=mnist")
+    ('blend/domain-cnn/n1000', 'mnist')
+    """
+    metric, *whose = re.split(r"/(?:group|silo)=", key, maxsplit=1)
+    return metric, "".join(whose)
+
+
+def by_metric(keys: Iterable[str]) -> list[str]:
+    """Each key once, metric by metric; groups stay in their own order."""
+    return sorted(dict.fromkeys(keys), key=lambda key: split_key(key)[0])
+
+
+def number(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """One row for each metric."""
+    found = table("metric", "group", "value", right=("value",))
+    for key in by_metric(metrics):
+        found.add_row(*split_key(key), number(metrics[key]))
+    return found

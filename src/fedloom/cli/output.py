@@ -1,0 +1,112 @@
+"""How commands speak: results on stdout, progress and complaints on stderr, one JSON object where asked for."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Annotated, Any, TextIO
+
+import click
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from typer.core import TyperGroup
+
+from fedloom.errors import FedloomError, FedloomWarning
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings that replace those of the preset or file."),
+]
+
+
+class Commands(TyperGroup):
+    """The command group that turns a person's mistake into one sentence and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what is not a :class:`FedloomError` keeps its traceback."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FedloomWarning)
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except FedloomError as error:
+                complain("Error", str(error), typer.colors.RED)
+                raise typer.Exit(2) from error
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,  # noqa: ARG001 - the signature is that of warnings.showwarning
+    line: str | None = None,
+) -> None:
+    if issubclass(category, FedloomWarning):
+        complain("Warning", str(message), typer.colors.YELLOW)
+    else:
+        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True, nl=False)
+
+
+def complain(kind: str, sentence: str, color: str) -> None:
+    """One line on stderr, whatever line breaks the sentence has picked up on its way."""
+    typer.echo(f"{typer.style(f'{kind}:', fg=color, bold=True)} {' '.join(sentence.split())}", err=True)
+
+
+def terminal() -> Console:
+    """Where progress is shown: stderr, so that results can be piped."""
+    return Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """A line of text as it is: paths are neither wrapped nor coloured."""
+    typer.echo(text)
+
+
+def show(renderable: RenderableType) -> None:
+    """A table, or text that may be wrapped."""
+    Console(highlight=False, markup=False).print(renderable)
+
+
+def show_json(value: Mapping[str, Any]) -> None:
+    """The one JSON object of a command."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def table(*headers: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table without vertical lines; the columns named in ``right`` hold numbers."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for header in headers:
+        found.add_column(header, justify="right" if header in right else "left", overflow="fold")
+    return found
+
+
+def say_facts(rows: Mapping[str, str]) -> None:
+    """Names and values in two columns; values stay on one line, so that paths and commands can be copied whole."""
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        say(f"{typer.style(name.ljust(width), bold=True)}  {value}")
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 silo``, ``2 silos``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def clock(seconds: float) -> str:
+    """A duration as minutes and seconds, with hours where it takes them."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,107 @@
+"""How a run goes on, live in a terminal; silent anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.cli.metrics import number, split_key
+from fedloom.cli.output import clock, plural
+from fedloom.engines.base import Engine, Result, RoundReport
+from fedloom.experiment import Experiment, Observer
+from fedloom.federation.rounds import RoundContext
+
+BAR_WIDTH = 20
+
+
+class RoundProgress(Observer):
+    """Round, silos done, speed, time left and loss terms; a line is kept for every round with metrics."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(Spinner("dots", "preparing"), console=console, transient=True, refresh_per_second=8)
+        self._rounds = self._rounds_done = self._rounds_before = 0
+        self._silos = ""
+        self._speed = ""
+        self._terms: Mapping[str, float] = {}
+        self._steps = 0
+        self._start = self._round_start = 0.0
+
+    def __enter__(self) -> RoundProgress:
+        if self._live.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def started(self, experiment: Experiment, engine: Engine, rounds_done: int) -> None:
+        """Say what runs, and where."""
+        federation = experiment.federation
+        who = f"{plural(len(federation), 'silo')}, {plural(len(federation.groups), 'group')}"
+        self._keep(f"{experiment.method.name} on {federation.name} ({who}); engine: {engine.describe()}")
+        self._rounds, self._rounds_done, self._rounds_before = experiment.config.rounds, rounds_done, rounds_done
+        self._start = self._round_start = time.perf_counter()
+        self._refresh()
+
+    def silo_done(self, context: RoundContext, result: Result) -> None:
+        """Move the counter of the round."""
+        self._steps += result.steps
+        seconds = time.perf_counter() - self._round_start
+        self._speed = f"{self._steps / seconds:.0f} steps/s"
+        silos_done = 1 + int(self._silos.partition("/")[0] or 0)
+        self._silos = f"{silos_done}/{len(context.participants)}"
+        self._refresh()
+
+    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:  # noqa: ARG002
+        """Move on to the next round."""
+        self._rounds_done, self._terms = report.context.round, report.terms
+        if metrics:
+            self._keep(f"round {self._rounds_done}: {_by_metric(metrics)}")
+        self._steps, self._silos, self._round_start = 0, "", time.perf_counter()
+        self._refresh()
+
+    def _keep(self, line: str) -> None:
+        if self._live.is_started:
+            self._live.console.print(line, markup=False)
+
+    def _refresh(self) -> None:
+        if self._live.is_started:
+            self._live.update(self._view())
+
+    def _view(self) -> RenderableType:
+        line = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self._rounds, completed=self._rounds_done, width=BAR_WIDTH)
+        under_way = min(self._rounds_done + 1, self._rounds)
+        silos = f"silos {self._silos or '0'}"
+        line.add_row(f"round {under_way}/{self._rounds}", bar, silos, self._speed, self._time_left())
+        return Group(line, Text(_listed(self._terms), style="dim"))
+
+    def _time_left(self) -> str:
+        here = self._rounds_done - self._rounds_before
+        if not here:
+            return ""
+        per_round = (self._round_start - self._start) / here
+        return f"{clock(per_round * (self._rounds - self._rounds_done))} left"
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def _by_metric(metrics: Mapping[str, float]) -> str:
+    """Short: each metric's first name with its values, group after group."""
+    values: dict[str, list[str]] = {}
+    for key, value in metrics.items():
+        metric, whose = split_key(key)
+        values.setdefault(metric.partition("/")[0], []).append(f"{whose} {number(value)}".strip())
+    return "; ".join(f"{metric} {', '.join(found)}" for metric, found in values.items())

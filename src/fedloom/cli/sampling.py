@@ -1,0 +1,47 @@
+"""``fedloom sample``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedloom.cli.output import Json, plural, say, show_json
+from fedloom.errors import ConfigError
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    group: Annotated[str, typer.Option(help="Whose images to generate.", show_default=False)],
+    n: Annotated[int, typer.Option(help="How many images.")] = 64,
+    out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("grid.png"),
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
+    pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
+    round_number: Annotated[
+        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Generate images of a group and write them as one grid."""
+    if out.suffix.lower() != ".png":
+        raise ConfigError(f"--out = '{out}' must end in .png")
+    from fedloom.experiment import load
+    from fedloom.runs.images import save_grid
+
+    run = load(folder)
+    generator = run.generator(round_number)
+    save_grid(generator.sample(n, group=group, seed=seed, pathway=pathway), out)
+    if as_json:
+        show_json(
+            {
+                "out": str(out),
+                "group": group,
+                "n": n,
+                "seed": seed,
+                "pathway": pathway or next(iter(generator.method.pathways)),
+                "round": run.folder.rounds_done if round_number is None else round_number,
+            }
+        )
+    else:
+        say(f"{out}: {plural(n, 'image')} of {group}")
