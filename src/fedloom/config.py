@@ -62,8 +62,11 @@ class ModelConfig:
     """The networks."""
 
     network: str = "mlp"
+    branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
     hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())
     latent: int = field(default=40, metadata=at_least(1))
+    top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())
+    top_latent: int = field(default=20, metadata=at_least(1))
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     kl_weight: float = field(default=1.0, metadata=at_least(0))
 
@@ -107,6 +110,9 @@ class LocalConfig:
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = field(default=1e-3, metadata=above(0))
     keep_optimizer: bool = False
+    # Centralised layout only: "paper" trains local.epochs a round; "matched" as often as the federated run would
+    # update in expectation, participation.rate * local.epochs epochs a round.
+    updates: Literal["paper", "matched"] = "paper"
 
 
 @dataclass(frozen=True, kw_only=True)

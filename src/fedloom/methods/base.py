@@ -55,8 +55,11 @@ class Pathway:
     """One way to generate: standard normal noise per sample, and the function that makes images of it."""
 
     noise: Mapping[str, tuple[int, ...]]
-    generate: Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor]  # (model, noise, group of each row)
+    generate: Callable[
+        [nn.Module, Mapping[str, Tensor], Tensor, Tensor], Tensor
+    ]  # (model, noise, group, prior's group)
     summary: str = ""
+    uses_prior: bool = False  # whether another group's prior would change what comes out
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.methods.base import Method, Recipe, Setting
-from fedloom.methods.fissionvae import make_vae_method
+from fedloom.methods.vaes import flat_pathways, vae_method
+from fedloom.models.priors import prior_means
+from fedloom.objectives.elbo import Elbo
 from fedloom.sharing.plan import GLOBAL
 
 
@@ -21,7 +23,11 @@ class Options:
 
 def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
     """Encoder and decoder GLOBAL, one prior N(0, I) for all."""
-    return make_vae_method("fedvae", setting, prior="identical", decoder=GLOBAL)
+    model = setting.config.model
+    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
+    objective = Elbo(model.latent, model.kl_weight)
+    blocks = {"encoder": GLOBAL, "decoder": GLOBAL}
+    return vae_method("fedvae", setting, blocks, means, objective, flat_pathways(model.latent))
 
 
 RECIPE = Recipe("fedvae", "one VAE averaged over everybody, groups ignored", Options, make)

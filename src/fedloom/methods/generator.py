@@ -25,16 +25,23 @@ class Generator:
     groups: tuple[str, ...]
 
     @torch.no_grad()
-    def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "") -> Tensor:
-        """``count`` images of a group in [0, 1], shape (count, *shape); the same seed gives the same images."""
-        if group not in self.groups:
-            raise ConfigError(unknown("group", group, self.groups))
+    def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "", prior_of: str = "") -> Tensor:
+        """``count`` images of a group in [0, 1], shape (count, *shape); the same seed gives the same images.
+
+        ``prior_of`` draws the latents from another group's prior, to see what a swapped prior does.
+        """
+        for name in (group, prior_of or group):
+            if name not in self.groups:
+                raise ConfigError(unknown("group", name, self.groups))
         if count < 1:
             raise ConfigError(f"cannot generate {count} samples: ask for at least 1")
         name = pathway or next(iter(self.method.pathways))
         if name not in self.method.pathways:
             raise ConfigError(unknown("pathway", name, self.method.pathways))
         way, index, streams = self.method.pathways[name], self.groups.index(group), Streams(seed)
+        if prior_of and not way.uses_prior:
+            raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
+        prior = self.groups.index(prior_of or group)
         site = Site("server", (index,))
         model = self.method.build(site)
         # Blocks that never leave a silo keep their fresh weights here: no pathway may use them.
@@ -48,5 +55,5 @@ class Generator:
                 )
                 for key, shape in way.noise.items()
             }
-            images.append(way.generate(model, noise, torch.full((rows,), index)))
+            images.append(way.generate(model, noise, torch.full((rows,), index), torch.full((rows,), prior)))
         return torch.cat(images)

@@ -16,6 +16,12 @@ class DiagonalGaussian:
     mean: Tensor  # (n, k)
     log_variance: Tensor  # (n, k)
 
+    @classmethod
+    def of(cls, statistics: Tensor) -> DiagonalGaussian:
+        """From mean and log variance side by side, as encoders put them out."""
+        mean, log_variance = statistics.chunk(2, dim=-1)
+        return cls(mean, log_variance)
+
     def sample(self, noise: Tensor) -> Tensor:
         """Reparameterised: mean + standard deviation * noise."""
         return self.mean + torch.exp(0.5 * self.log_variance) * noise

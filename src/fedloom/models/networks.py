@@ -1,4 +1,4 @@
-"""The networks that blocks are made of."""
+"""The networks that blocks are made of, in families that ``model.network`` and ``model.branches`` can name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
 
+Shape = tuple[int, ...]
+
 
 def mlp(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers of the given widths with ReLU between them."""
@@ -22,31 +24,18 @@ def mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class MLPEncoder(nn.Module):
-    """q(z | x): an MLP from the flattened example to mean and log variance of a diagonal Gaussian, side by side."""
+class Flat(nn.Module):
+    """An MLP between tensors of any shape: flattens its input, and gives its output the shape asked for."""
 
-    def __init__(self, shape: Sequence[int], hidden: Sequence[int], latent: int) -> None:
+    def __init__(self, before: Shape, hidden: Sequence[int], after: Shape) -> None:
         super().__init__()
-        self.layers = mlp([math.prod(shape), *hidden, 2 * latent])
+        self.shape = after
+        self.layers = mlp([math.prod(before), *hidden, math.prod(after)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Encode a batch."""
-        statistics: Tensor = self.layers(x.flatten(1))
-        return statistics
-
-
-class MLPDecoder(nn.Module):
-    """p(x | z): an MLP from the latent to the parameters of the likelihood, in the shape of an example."""
-
-    def __init__(self, latent: int, hidden: Sequence[int], shape: Sequence[int]) -> None:
-        super().__init__()
-        self.shape = tuple(shape)
-        self.layers = mlp([latent, *hidden, math.prod(shape)])
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Decode a batch."""
-        pixels: Tensor = self.layers(z)
-        return pixels.reshape(-1, *self.shape)
+        """Apply to a batch."""
+        values: Tensor = self.layers(x.flatten(1))
+        return values.reshape(-1, *self.shape)
 
 
 class Routed(nn.Module):
@@ -75,28 +64,68 @@ def route(block: nn.Module, x: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """A family of networks that ``model.network`` can name."""
+    """A family of networks: one maker for each block of a VAE, given the configuration and the shape of an example.
+
+    Encoders put out mean and log variance side by side; ``inputs`` widens a decoder's input, for conditions.
+    """
 
     summary: str
-    encoder: Callable[[ModelConfig, tuple[int, ...]], nn.Module]  # x -> mean and log variance, side by side
-    decoder: Callable[[ModelConfig, tuple[int, ...]], nn.Module]  # z -> parameters of the likelihood
+    encoder: Callable[[ModelConfig, Shape], nn.Module]  # q(z1 | x)
+    decoder: Callable[[ModelConfig, Shape, int], nn.Module]  # p(x | z1), with the number of inputs
+    top_encoder: Callable[[ModelConfig], nn.Module]  # q(z2 | z1)
+    top_decoder: Callable[[ModelConfig], nn.Module]  # p(z1 | z2)
 
 
-def _mlp_encoder(model: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    return MLPEncoder(shape, model.hidden, model.latent)
+def mlp_encoder(model: ModelConfig, shape: Shape) -> nn.Module:
+    """Layers of the widths in ``model.hidden``."""
+    return Flat(shape, model.hidden, (2 * model.latent,))
 
 
-def _mlp_decoder(model: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    return MLPDecoder(model.latent, tuple(reversed(model.hidden)), shape)
+def mlp_decoder(model: ModelConfig, shape: Shape, inputs: int) -> nn.Module:
+    """The encoder's widths in reverse order."""
+    return Flat((inputs,), model.hidden[::-1], shape)
+
+
+def deeper_decoder(model: ModelConfig, shape: Shape, inputs: int) -> nn.Module:
+    """Two more layers, each as wide as the widest."""
+    return Flat((inputs,), (*model.hidden[::-1], *[max(model.hidden)] * 2), shape)
+
+
+def mlp_top_encoder(model: ModelConfig) -> nn.Module:
+    """Layers of the widths in ``model.top_hidden``."""
+    return Flat((model.latent,), model.top_hidden, (2 * model.top_latent,))
+
+
+def mlp_top_decoder(model: ModelConfig) -> nn.Module:
+    """The top encoder's widths in reverse order."""
+    return Flat((model.top_latent,), model.top_hidden[::-1], (2 * model.latent,))
+
+
+def deeper_top_decoder(model: ModelConfig) -> nn.Module:
+    """Two more layers, each as wide as the widest."""
+    return Flat((model.top_latent,), (*model.top_hidden[::-1], *[max(model.top_hidden)] * 2), (2 * model.latent,))
 
 
 NETWORKS: dict[str, Network] = {
-    "mlp": Network("linear layers of the widths in model.hidden, mirrored in the decoder", _mlp_encoder, _mlp_decoder)
+    "mlp": Network(
+        "linear layers of the widths in model.hidden, mirrored in the decoder",
+        mlp_encoder,
+        mlp_decoder,
+        mlp_top_encoder,
+        mlp_top_decoder,
+    ),
+    "deeper-mlp": Network(
+        "mlp with two more layers in each decoder",
+        mlp_encoder,
+        deeper_decoder,
+        mlp_top_encoder,
+        deeper_top_decoder,
+    ),
 }
 
 
-def network(name: str) -> Network:
+def network(name: str, field: str = "model.network") -> Network:
     """The family of that name."""
     if name not in NETWORKS:
-        raise ConfigError("model.network: " + unknown("network", name, NETWORKS))
+        raise ConfigError(f"{field}: " + unknown("network", name, NETWORKS))
     return NETWORKS[name]

@@ -43,6 +43,8 @@ def _wave(groups: int, latent: int, _: Streams) -> Tensor:
     return (owner.unsqueeze(0) == torch.arange(groups).unsqueeze(1)).to(torch.float32)
 
 
+LEARNABLE = "learnable"  # no predefined prior: the hierarchy's p(z1 | z2) is learned in its place
+
 PRIORS: dict[str, Prior] = {
     "identical": Prior("every group N(0, I)", _identical),
     "one-hot": Prior("1 in the coordinate with the group's number, 0 elsewhere", _one_hot, True),

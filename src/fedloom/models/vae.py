@@ -25,8 +25,7 @@ class VAE(nn.Module):
 
     def encode(self, x: Tensor, group: Tensor) -> DiagonalGaussian:
         """q(z | x), by the branch of each row's group where the encoder has branches."""
-        mean, log_variance = route(self.encoder, x, group).chunk(2, dim=-1)
-        return DiagonalGaussian(mean, log_variance)
+        return DiagonalGaussian.of(route(self.encoder, x, group))
 
     def decode(self, z: Tensor, group: Tensor) -> Tensor:
         """The likelihood's parameters given z, by the branch of each row's group."""

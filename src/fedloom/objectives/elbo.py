@@ -23,8 +23,8 @@ class Elbo:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """One draw for z."""
-        return {"z": (self.latent,)}
+        """One draw for z1, the only latent of a VAE with one level."""
+        return {"z1": (self.latent,)}
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class Elbo:
         """The bound for each example."""
         assert isinstance(model, VAE)
         posterior = model.encode(batch.x, batch.group)
-        output = model.decode(posterior.sample(noise["z"]), batch.group)
+        output = model.decode(posterior.sample(noise["z1"]), batch.group)
         reconstruction = model.likelihood.negative_log(batch.x, output)
         divergence = kl_to_unit(posterior, model.prior_mean(batch.group))
         return Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})

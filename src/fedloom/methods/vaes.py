@@ -1,0 +1,115 @@
+"""What the VAE methods have in common: models for a site, and pathways to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedloom.errors import ConfigError, unknown
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Setting, branched
+from fedloom.models.hierarchical import HierarchicalVAE
+from fedloom.models.likelihoods import LIKELIHOODS
+from fedloom.models.networks import Network, network
+from fedloom.models.vae import VAE
+from fedloom.objectives.base import Objective
+from fedloom.sharing.plan import BlockPlan, SharingPlan
+
+
+@dataclass(frozen=True)
+class BuildVAE:
+    """The model of a site: each block with a branch per group where the plan says so."""
+
+    setting: Setting
+    plan: SharingPlan
+    prior_means: Tensor
+
+    def __post_init__(self) -> None:
+        network(self.setting.config.model.network)
+        for group, name in self.setting.config.model.branches.items():
+            if group not in self.setting.groups:
+                raise ConfigError("model.branches: " + unknown("group", group, self.setting.groups))
+            network(name, f"model.branches.{group}")
+
+    def __call__(self, site: Site) -> VAE:
+        """Fresh weights; two levels if the plan has blocks for the second."""
+        model, shape, plan = self.setting.config.model, self.setting.shape, self.plan
+        likelihood = LIKELIHOODS[model.likelihood]()
+        encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
+        decoder = branched(plan, "decoder", site, lambda g: self._family(g).decoder(model, shape, model.latent))
+        if "top_encoder" not in plan.blocks:
+            return VAE(encoder, decoder, self.prior_means, likelihood)
+        top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
+        top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(g).top_decoder(model))
+        return HierarchicalVAE(encoder, decoder, top_encoder, top_decoder, self.prior_means, likelihood)
+
+    def _family(self, group: int) -> Network:
+        """The networks of a group's decoders."""
+        model = self.setting.config.model
+        return network(model.branches.get(self.setting.groups[group], model.network))
+
+
+def vae_method(
+    name: str,
+    setting: Setting,
+    blocks: Mapping[str, BlockPlan],
+    prior_means: Tensor,
+    objective: Objective,
+    pathways: Mapping[str, Pathway],
+) -> Method:
+    """A federated VAE: one phase that trains all blocks, merged by the mean of each scope."""
+    plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
+    check_branches(setting, plan)
+    return Method(
+        name=name,
+        plan=plan,
+        build=BuildVAE(setting, plan, prior_means),
+        phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
+        server_step=Mean(plan, setting.config.sharing.weights),
+        pathways=pathways,
+    )
+
+
+def check_branches(setting: Setting, plan: SharingPlan) -> None:
+    """Networks may differ between groups only where decoders are not shared between them."""
+    if setting.config.model.branches and plan.blocks["decoder"].scope == "global":
+        raise ConfigError("model.branches gives groups decoders of their own, but the decoder is shared by all of them")
+
+
+def from_z1(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+    """z1 ~ N(m_g, I), then the decoder's mean."""
+    assert isinstance(model, VAE)
+    return model.likelihood.mean(model.decode(model.prior_mean(prior_group) + noise["z1"], group))
+
+
+def from_z2(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:
+    """z2 ~ N(0, I), z1 ~ p(z1 | z2), then the decoder's mean."""
+    assert isinstance(model, HierarchicalVAE)
+    z1 = model.decode_top(noise["z2"], group).sample(noise["z1_hat"])
+    return model.likelihood.mean(model.decode(z1, group))
+
+
+def round_trip(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+    """z1 ~ N(m_g, I), up to z2 ~ q(z2 | z1), down to z1 ~ p(z1 | z2), then the decoder's mean."""
+    assert isinstance(model, HierarchicalVAE)
+    z2 = model.encode_top(model.prior_mean(prior_group) + noise["z1"], group).sample(noise["z2"])
+    z1 = model.decode_top(z2, group).sample(noise["z1_hat"])
+    return model.likelihood.mean(model.decode(z1, group))
+
+
+def flat_pathways(latent: int) -> dict[str, Pathway]:
+    """The one way of a VAE with one level."""
+    return {"z1": Pathway({"z1": (latent,)}, from_z1, "z1 ~ N(m_g, I) -> x", uses_prior=True)}
+
+
+def hierarchical_pathways(latent: int, top_latent: int, predefined_prior: bool) -> dict[str, Pathway]:
+    """Pathways A, B and C of the paper; B and C need a predefined prior of z1."""
+    z1, z2, z1_hat = {"z1": (latent,)}, {"z2": (top_latent,)}, {"z1_hat": (latent,)}
+    ways = {"z2": Pathway(z2 | z1_hat, from_z2, "z2 ~ N(0, I) -> p(z1|z2) -> x")}
+    if predefined_prior:
+        ways |= flat_pathways(latent)
+        summary = "z1 ~ N(m_g, I) -> q(z2|z1) -> p(z1|z2) -> x"
+        ways["roundtrip"] = Pathway(z1 | z2 | z1_hat, round_trip, summary, uses_prior=True)
+    return ways
