@@ -10,11 +10,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import torch
 from hypothesis import settings
-from support import tiny_config
 
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.streams import Streams
+from support import tiny_config
 
 torch.set_num_threads(1)
 # No deadline, because machines may be slow; the same examples every time, because a suite must not fail by chance.

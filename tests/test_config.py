@@ -116,7 +116,7 @@ def test_a_date_among_the_options_of_a_method_reaches_the_method_as_text() -> No
 
 
 def test_a_missing_file_and_an_unknown_preset_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read .*absent.toml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*absent.toml: No such file"):
         load_config(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="unknown preset 'dmeo'; did you mean 'demo'"):
         load_config("dmeo")
