@@ -74,6 +74,8 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
     undeclared = sorted(set(update.payloads) - names)
     if update.weights and "records" not in names:
         undeclared.append("records")
+    counted = {"all", *(f"group={plan.groups[group]}" for group in site.groups)}
+    undeclared += [f"records of {owner}" for owner in sorted(set(update.weights) - counted)]
     if undeclared:
         raise EgressError(
             f"silo '{update.silo}' tried to send payload '{undeclared[0]}', which its sharing plan does not declare"
@@ -91,6 +93,9 @@ class DivergedError(FedloomError):
 def check_update(update: Update, known: Mapping[BlockKey, Tensors]) -> None:
     """The server's own look at an update: names and shapes it knows, finite values."""
     for key, tensors in update.blocks.items():
+        missing = sorted(set(known.get(key, ())) - set(tensors))
+        if missing:
+            raise FedloomError(f"silo '{update.silo}' sent '{key}' without '{missing[0]}': refused")
         for name, tensor in tensors.items():
             if key in known and (name not in known[key] or known[key][name].shape != tensor.shape):
                 raise FedloomError(
