@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -120,6 +121,7 @@ def _plural(count: int, noun: str) -> str:
 
 def _start_worker(trainer: Trainer) -> None:
     global _trainer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one alone answers it
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     _trainer = trainer
