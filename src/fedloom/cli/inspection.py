@@ -100,7 +100,7 @@ def _print_sharing(found: Mapping[str, Any]) -> None:
         say("")
         show(plan)
         for payload, cost in found["payloads"].items():
-            show(f"{payload} leave the silo too: {cost}")
+            show(f"payload '{payload}': {cost}")
     if found["bytes_up"]:
         sent = table(
             "silo", "rounds", "bytes a round", "bytes in all", right=("rounds", "bytes a round", "bytes in all")

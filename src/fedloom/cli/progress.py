@@ -9,11 +9,10 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.metrics import number, split_key
+from fedloom.cli.metrics import number
 from fedloom.cli.output import clock, plural
 from fedloom.engines.base import Engine, Result, RoundReport
 from fedloom.experiment import Experiment, Observer
@@ -26,7 +25,8 @@ class RoundProgress(Observer):
     """Round, silos done, speed, time left and loss terms; a line is kept for every round with metrics."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(Spinner("dots", "preparing"), console=console, transient=True, refresh_per_second=8)
+        # Refreshed by events alone: a refreshing thread would take time from training and blur kept lines.
+        self._live = Live(Text("preparing", style="dim"), console=console, transient=True, auto_refresh=False)
         self._rounds = self._rounds_done = self._rounds_before = 0
         self._silos = ""
         self._speed = ""
@@ -36,7 +36,7 @@ class RoundProgress(Observer):
 
     def __enter__(self) -> RoundProgress:
         if self._live.console.is_terminal:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
@@ -47,8 +47,8 @@ class RoundProgress(Observer):
     def started(self, experiment: Experiment, engine: Engine, rounds_done: int) -> None:
         """Say what runs, and where."""
         federation = experiment.federation
-        who = f"{plural(len(federation), 'silo')}, {plural(len(federation.groups), 'group')}"
-        self._keep(f"{experiment.method.name} on {federation.name} ({who}); engine: {engine.describe()}")
+        self._keep(f"{experiment.method.name} on {federation.name}, {plural(len(federation), 'silo')}")
+        self._keep(f"groups: {', '.join(federation.groups)}; engine: {engine.describe()}")
         self._rounds, self._rounds_done, self._rounds_before = experiment.config.rounds, rounds_done, rounds_done
         self._start = self._round_start = time.perf_counter()
         self._refresh()
@@ -66,7 +66,7 @@ class RoundProgress(Observer):
         """Move on to the next round."""
         self._rounds_done, self._terms = report.context.round, report.terms
         if metrics:
-            self._keep(f"round {self._rounds_done}: {_by_metric(metrics)}")
+            self._keep(f"round {self._rounds_done}  {_by_metric(metrics)}")
         self._steps, self._silos, self._round_start = 0, "", time.perf_counter()
         self._refresh()
 
@@ -76,7 +76,7 @@ class RoundProgress(Observer):
 
     def _refresh(self) -> None:
         if self._live.is_started:
-            self._live.update(self._view())
+            self._live.update(self._view(), refresh=True)
 
     def _view(self) -> RenderableType:
         line = Table.grid(padding=(0, 2))
@@ -102,6 +102,5 @@ def _by_metric(metrics: Mapping[str, float]) -> str:
     """Short: each metric's first name with its values, group after group."""
     values: dict[str, list[str]] = {}
     for key, value in metrics.items():
-        metric, whose = split_key(key)
-        values.setdefault(metric.partition("/")[0], []).append(f"{whose} {number(value)}".strip())
-    return "; ".join(f"{metric} {', '.join(found)}" for metric, found in values.items())
+        values.setdefault(key.partition("/")[0], []).append(number(value))
+    return "  ".join(f"{metric} {' / '.join(found)}" for metric, found in values.items())
