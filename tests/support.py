@@ -46,6 +46,11 @@ def federation_of(*groups_of_records: Sequence[int], width: int = 6) -> Federati
     return Federation("tiny", tuple(silos), silos[0].train, names)
 
 
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Same names, dtypes and bits."""
     return one.keys() == other.keys() and all(
