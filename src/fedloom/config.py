@@ -64,6 +64,8 @@ class ModelConfig:
     network: str = "mlp"
     branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
     hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())
+    # Convolutional networks: one halving of the image for each width; a decoder or generator takes them in reverse.
+    channels: tuple[int, ...] = field(default=(32, 64, 128, 256), metadata=all_positive())
     latent: int = field(default=40, metadata=at_least(1))
     top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())
     top_latent: int = field(default=20, metadata=at_least(1))
@@ -78,7 +80,7 @@ class DataConfig:
     source: str = "mixed-mnist-sample"
     path: str = ""
     layout: Literal["federated", "centralised"] = "federated"
-    partition: str = "groups"
+    partition: str = "auto"  # "natural" where the source knows who holds what, else "groups"
     silos: int = field(default=10, metadata=at_least(1))
     sizes: Literal["equal", "unequal"] = "equal"
     alpha: float = field(default=0.3, metadata=above(0))
@@ -278,10 +280,30 @@ def load_config(source: str | Path, assignments: Sequence[str] = ()) -> Config:
         if str(source) not in preset_names():
             raise ConfigError(unknown("preset", str(source), preset_names()) + "; a file must end in .toml")
         path = PRESETS / f"{source}.toml"
+    return parse(Config, override(_read(path), assignments))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file's settings on top of those of the preset that it ``extends``."""
     try:
         mapping = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return parse(Config, override(mapping, assignments))
+    if (base := mapping.pop("extends", None)) is None:
+        return mapping
+    if base not in preset_names() or PRESETS / f"{base}.toml" == path:
+        raise ConfigError(f"{path}: extends: " + unknown("preset", str(base), preset_names()))
+    return _layered(_read(PRESETS / f"{base}.toml"), mapping)
+
+
+def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key, except that another method takes none of the options of the one below."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        replaced = key == "method" and isinstance(value, Mapping) and "name" in value
+        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
+        merged[key] = _layered(typing.cast("Mapping[str, Any]", under), value) if tables else value
+    return merged

@@ -14,7 +14,7 @@ from fedloom.config import Config, parse
 from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
 from fedloom.engines.calibration import calibrated_engine
 from fedloom.engines.training import Trainer
-from fedloom.errors import RunFolderError
+from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
 from fedloom.federation.participation import participants
@@ -24,8 +24,10 @@ from fedloom.methods.base import Method, ServerState, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint, load_checkpoint, save_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.health import ailment
 from fedloom.runs.images import save_grid
 from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.sharing.update import DivergedError
 from fedloom.streams import Streams
 
 GRID = 64  # images in a sample grid
@@ -56,6 +58,10 @@ class Experiment:
     def of(cls, config: Config, federation: Federation | None = None) -> Experiment:
         """Prepare what the configuration asks for, on the federation given or the one that it describes."""
         config = parse(Config, config.to_mapping())  # a tree made in Python passes the same checks as a file
+        if config.local.updates == "matched" and config.data.layout == "federated":
+            raise ConfigError(
+                "local.updates = 'matched' is for data.layout = 'centralised': it matches a federated run"
+            )
         if federation is None:
             federation = build_federation(config.data, Streams(config.seed))
         elif config.data.layout == "centralised":
@@ -88,33 +94,45 @@ class Experiment:
     def _live(self, folder: RunFolder, state: FederationState, evaluator: Evaluator, observer: Observer) -> Run:
         """The rounds."""
         run = Run(folder)
-        if state.round >= self.config.rounds:
+        if folder.status["state"] != "unfinished":
             return run
         engine = self._engine(folder, state)
         try:
             observer.started(self, engine, state.round)
             while state.round < self.config.rounds:
                 start = time.perf_counter()
-                number = state.round + 1
-                chosen = participants(self.config.participation, len(self.federation), number, self.streams)
-                context = RoundContext(number, self.config.rounds, chosen)
+                context = self._context(state.round + 1)
                 state, report = engine.round(state, context, partial(observer.silo_done, context))
                 metrics = self._evaluate(folder, state, evaluator)
                 seconds = time.perf_counter() - start
-                row = {
-                    "round": number,
-                    "seconds": seconds,
-                    "participants": list(chosen),
-                    "steps": report.steps,
-                }
-                row |= {f"train/{name}": value for name, value in report.terms.items()} | metrics
-                folder.record_round(row, [record.to_mapping() for record in report.egress])
-                if number % self.config.engine.checkpoint_every == 0 or number == self.config.rounds:
-                    save_checkpoint(folder.path, self._checkpoint(state, chosen), self.config.engine.keep_checkpoints)
+                self._log(folder, report, metrics, seconds)
+                if reason := ailment(folder.metrics(), self.config.rounds):
+                    folder.end("diverged", state.round, reason)
+                    return run
+                if state.round % self.config.engine.checkpoint_every == 0 or state.round == self.config.rounds:
+                    keep = self.config.engine.keep_checkpoints
+                    save_checkpoint(folder.path, self._checkpoint(state, context.participants), keep)
                 observer.round_done(report, metrics, seconds)
+            folder.end("finished", state.round)
+        except DivergedError as error:
+            folder.end("diverged", state.round + 1, str(error))
         finally:
             engine.close()
         return run
+
+    def _context(self, number: int) -> RoundContext:
+        """Who takes part in a round; the one silo of the centralised layout always does."""
+        chosen: tuple[int, ...] = (0,)
+        if self.config.data.layout == "federated":
+            chosen = participants(self.config.participation, len(self.federation), number, self.streams)
+        return RoundContext(number, self.config.rounds, chosen)
+
+    def _log(self, folder: RunFolder, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+        """One row of metrics.jsonl, and what left each silo."""
+        context = report.context
+        row = {"round": context.round, "seconds": seconds, "participants": context.participants, "steps": report.steps}
+        row |= {f"train/{name}": value for name, value in report.terms.items()} | metrics
+        folder.record_round(row, [record.to_mapping() for record in report.egress])
 
     def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
         """The engine; a resumed run takes the threads it was started with, because they may change the last bit."""

@@ -32,6 +32,14 @@ def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch
     return torch.optim.SGD(parameters, lr=plan.learning_rate, fused=True)
 
 
+def local_steps(config: Config, records: int) -> int:
+    """How many steps a silo takes in a round."""
+    steps = config.local.epochs * math.ceil(records / config.local.batch_size)
+    if config.local.updates == "matched":
+        return max(1, round(config.participation.rate * steps))
+    return steps
+
+
 @dataclass(frozen=True)
 class Trainer:
     """Everything that local training needs; a pure function from task to result, in whatever process it runs."""
@@ -57,10 +65,12 @@ class Trainer:
 
         sums: dict[str, Tensor] = {}
         steps = 0
-        for batch, noises in itertools.islice(self._batches(silo, task), task.step_limit):
+        limit = local_steps(self.config, len(silo)) if task.step_limit is None else task.step_limit
+        for batch, noises in itertools.islice(self._batches(silo, task), limit):
             for phase, optimizer, noise in zip(self.method.phases, optimizers, noises, strict=True):
                 terms = self._step(phase, model, optimizer, batch, noise, received, task.context)
-                for name, value in terms.items():
+                for term, value in terms.items():
+                    name = f"{phase.name}/{term}"
                     sums[name] = sums.get(name, torch.zeros(())) + value
             steps += 1
 
@@ -101,7 +111,8 @@ class Trainer:
             parameter.grad = gradient
         optimizer.step()
         rows = batch.mask.sum()
-        return {name: (term.detach() * batch.mask).sum() / rows for name, term in losses.terms.items()}
+        terms = {"loss": losses.total, **losses.terms}
+        return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}
 
     def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
         """Batches of all epochs with the noise of each phase; both are functions of (silo, round, step) alone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -166,8 +166,10 @@ PARTITIONS: dict[str, Partition] = {
 
 def divide(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     """Divide by the configured partition, then cut silos down to ``data.records_per_silo`` if that is set."""
+    if config.partition == "auto":
+        config = replace(config, partition="natural" if dataset.owners else "groups")
     if config.partition not in PARTITIONS:
-        raise ConfigError("data.partition: " + unknown("partition", config.partition, PARTITIONS))
+        raise ConfigError("data.partition: " + unknown("partition", config.partition, ["auto", *PARTITIONS]))
     if config.sizes == "unequal" and config.partition not in SIZED:
         raise ConfigError(
             f"data.sizes = 'unequal' does not fit data.partition = '{config.partition}'; "

@@ -87,7 +87,9 @@ def load_checkpoint(run: Path, round_number: int | None = None) -> Checkpoint:
         facts = {key: value for key, value in index.items() if key not in known}
         return Checkpoint(index["round"], contents["server.safetensors"], silos, facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise RunFolderError(f"{folder} is damaged ({error}); remove it to go on from the checkpoint before it") from error
+        raise RunFolderError(
+            f"{folder} is damaged ({error}); remove it to go on from the checkpoint before it"
+        ) from error
 
 
 def _verified(path: Path, checksum: str) -> Tensors:

@@ -1,4 +1,4 @@
-"""The run folder: run.toml, environment.json, metrics.jsonl, egress.jsonl, checkpoints/, samples/."""
+"""The run folder: run.toml, environment.json, status.json, metrics.jsonl, egress.jsonl, checkpoints/, samples/."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class RunFolder:
     def create(cls, path: Path, config: Config) -> RunFolder:
         """Start a new folder; it appears whole, or not at all."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(f"{path} exists already; choose another --out, or 'fedloom resume {path}' to go on with it")
+            raise RunFolderError(
+                f"{path} exists already; choose another --out, or 'fedloom resume {path}' to go on with it"
+            )
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files = {"run.toml": config.to_toml(), "environment.json": json.dumps(environment(), indent=2)}
@@ -86,6 +88,23 @@ class RunFolder:
         for name in ("metrics.jsonl", "egress.jsonl"):
             rows = [row for row in read_lines(self.path / name) if row["round"] <= round_number]
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def end(self, state: str, round_number: int, reason: str = "") -> None:
+        """Record how the run ended: ``finished``, or ``diverged`` with the reason."""
+        status = {"state": state, "round": round_number, "reason": reason}
+        write_atomically(self.path / "status.json", json.dumps(status, indent=2).encode())
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How the run ended; ``unfinished`` while it has not."""
+        path = self.path / "status.json"
+        if not path.is_file():
+            return {"state": "unfinished", "round": self.rounds_done, "reason": ""}
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged ({error})") from error
+        return found
 
     def samples_of(self, round_number: int) -> Path:
         """The folder of a round's sample grids."""
