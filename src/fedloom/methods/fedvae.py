@@ -8,6 +8,7 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017. Loss: -log p(x
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedloom.methods.base import Method, Recipe, Setting
 from fedloom.methods.vaes import flat_pathways, vae_method
@@ -18,16 +19,20 @@ from fedloom.sharing.plan import GLOBAL
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """FedVAE has none."""
+    """``decoder_size = "branches"``: a control with the decoder as large as one branch for each group together."""
+
+    decoder_size: Literal["single", "branches"] = "single"
 
 
-def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+def make(setting: Setting, options: Options) -> Method:
     """Encoder and decoder GLOBAL, one prior N(0, I) for all."""
     model = setting.config.model
     means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
     objective = Elbo(model.latent, model.kl_weight)
     blocks = {"encoder": GLOBAL, "decoder": GLOBAL}
-    return vae_method("fedvae", setting, blocks, means, objective, flat_pathways(model.latent))
+    size = len(setting.groups) if options.decoder_size == "branches" else 1
+    pathways = flat_pathways(model.latent)
+    return vae_method("fedvae", setting, blocks, means, objective, pathways, decoder_size=size)
 
 
 RECIPE = Recipe("fedvae", "one VAE averaged over everybody, groups ignored", Options, make)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
@@ -23,6 +23,13 @@ class Generator:
     method: Method
     server: ServerState
     groups: tuple[str, ...]
+
+    def model(self, group: str) -> nn.Module:
+        """The model of a group with what the server holds; blocks that never leave a silo keep fresh weights."""
+        site = Site("server", (self.groups.index(group),))
+        model = self.method.build(site)
+        model.load_state_dict(self.method.plan.join(self.server.blocks, site), strict=False)
+        return model.eval()
 
     @torch.no_grad()
     def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "", prior_of: str = "") -> Tensor:
@@ -42,10 +49,7 @@ class Generator:
         if prior_of and not way.uses_prior:
             raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
         prior = self.groups.index(prior_of or group)
-        site = Site("server", (index,))
-        model = self.method.build(site)
-        # Blocks that never leave a silo keep their fresh weights here: no pathway may use them.
-        model.load_state_dict(self.method.plan.join(self.server.blocks, site), strict=False)
+        model = self.model(group)
         images = []
         for chunk in range(math.ceil(count / CHUNK)):
             rows = min(CHUNK, count - chunk * CHUNK)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Setting, branched
+from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.likelihoods import LIKELIHOODS
-from fedloom.models.networks import Network, network
+from fedloom.models.networks import Network, network, widened
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective
 from fedloom.sharing.plan import BlockPlan, SharingPlan
@@ -25,6 +26,8 @@ class BuildVAE:
     setting: Setting
     plan: SharingPlan
     prior_means: Tensor
+    told_group: bool = False  # the decoder sees the group, one-hot, beside z1
+    decoder_size: int = 1  # the decoder has the parameters of so many
 
     def __post_init__(self) -> None:
         network(self.setting.config.model.network)
@@ -36,14 +39,21 @@ class BuildVAE:
     def __call__(self, site: Site) -> VAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
         model, shape, plan = self.setting.config.model, self.setting.shape, self.plan
+        kind = GroupConditionalVAE if self.told_group else VAE
         likelihood = LIKELIHOODS[model.likelihood]()
         encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
-        decoder = branched(plan, "decoder", site, lambda g: self._family(g).decoder(model, shape, model.latent))
+        decoder = branched(plan, "decoder", site, self._decoder)
         if "top_encoder" not in plan.blocks:
-            return VAE(encoder, decoder, self.prior_means, likelihood)
+            return kind(encoder, decoder, self.prior_means, likelihood)
         top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
         top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(g).top_decoder(model))
         return HierarchicalVAE(encoder, decoder, top_encoder, top_decoder, self.prior_means, likelihood)
+
+    def _decoder(self, group: int) -> nn.Module:
+        """p(x | z1) of a group."""
+        model, shape, family = self.setting.config.model, self.setting.shape, self._family(group)
+        inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
+        return family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
 
     def _family(self, group: int) -> Network:
         """The networks of a group's decoders."""
@@ -58,6 +68,9 @@ def vae_method(
     prior_means: Tensor,
     objective: Objective,
     pathways: Mapping[str, Pathway],
+    *,
+    told_group: bool = False,
+    decoder_size: int = 1,
 ) -> Method:
     """A federated VAE: one phase that trains all blocks, merged by the mean of each scope."""
     plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
@@ -65,7 +78,7 @@ def vae_method(
     return Method(
         name=name,
         plan=plan,
-        build=BuildVAE(setting, plan, prior_means),
+        build=BuildVAE(setting, plan, prior_means, told_group, decoder_size),
         phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways=pathways,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
+from fedloom.models.convolutional import conv_decoder, conv_encoder
 
 Shape = tuple[int, ...]
 
@@ -121,6 +122,20 @@ NETWORKS: dict[str, Network] = {
         mlp_top_encoder,
         deeper_top_decoder,
     ),
+    "conv": Network(
+        "convolutions of the widths in model.channels, transposed in the decoder; linear layers above z1",
+        conv_encoder,
+        conv_decoder,
+        mlp_top_encoder,
+        mlp_top_decoder,
+    ),
+    "deeper-mlp-conv": Network(
+        "deeper-mlp with transposed convolutions of the widths in model.channels as p(x|z1)",
+        mlp_encoder,
+        conv_decoder,
+        mlp_top_encoder,
+        deeper_top_decoder,
+    ),
 }
 
 
@@ -129,3 +144,23 @@ def network(name: str, field: str = "model.network") -> Network:
     if name not in NETWORKS:
         raise ConfigError(f"{field}: " + unknown("network", name, NETWORKS))
     return NETWORKS[name]
+
+
+def widened(model: ModelConfig, family: Network, shape: Shape, times: int) -> ModelConfig:
+    """The configuration with hidden layers so much wider that the decoder has about ``times`` as many parameters."""
+    if times == 1:
+        return model
+
+    def scaled(factor: float) -> ModelConfig:
+        hidden = tuple(max(1, round(factor * width)) for width in model.hidden)
+        return replace(model, hidden=hidden)
+
+    def parameters(candidate: ModelConfig) -> int:
+        with torch.device("meta"):
+            return sum(p.numel() for p in family.decoder(candidate, shape, model.latent).parameters())
+
+    target, low, high = times * parameters(model), 1.0, float(times)
+    for _ in range(30):  # the count grows with the factor, at most with its square
+        middle = (low + high) / 2
+        low, high = (middle, high) if parameters(scaled(middle)) < target else (low, middle)
+    return scaled(high)

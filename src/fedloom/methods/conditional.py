@@ -1,0 +1,34 @@
+"""One decoder for all that is told the group: the conditional control for decoder branches.
+
+Hu et al. ("FissionVAE", IJCAI 2025, arXiv 2408.17090) give every group a decoder and compare with one decoder that
+knows nothing of groups (section 2.1 against 2.3). Here the single decoder gets the group as a one-hot input, after
+Sohn, Lee, Yan, "Learning Structured Output Representation using Deep Conditional Generative Models", NeurIPS 2015.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedloom.methods.base import Method, Recipe, Setting
+from fedloom.methods.vaes import flat_pathways, vae_method
+from fedloom.models.priors import prior_means
+from fedloom.objectives.elbo import Elbo
+from fedloom.sharing.plan import GLOBAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """It has none."""
+
+
+def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+    """Encoder and decoder GLOBAL, prior N(0, I), the decoder conditioned on the group."""
+    model = setting.config.model
+    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
+    objective = Elbo(model.latent, model.kl_weight)
+    blocks = {"encoder": GLOBAL, "decoder": GLOBAL}
+    pathways = flat_pathways(model.latent)
+    return vae_method("conditional", setting, blocks, means, objective, pathways, told_group=True)
+
+
+RECIPE = Recipe("conditional", "control: one decoder that is told the group", Options, make)

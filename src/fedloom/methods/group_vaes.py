@@ -1,0 +1,32 @@
+"""Separate VAEs for the groups: encoder and decoder both merged inside the group, nothing shared across groups.
+
+A control that Hu et al. ("FissionVAE", IJCAI 2025, arXiv 2408.17090) lack: it tells what +D's shared encoder is worth.
+Its loss is FedVAE's, -log p(x|z) + KL(q(z|x) || N(0, I)) (section 2.1); only the scope of the blocks differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedloom.methods.base import Method, Recipe, Setting
+from fedloom.methods.vaes import flat_pathways, vae_method
+from fedloom.models.priors import prior_means
+from fedloom.objectives.elbo import Elbo
+from fedloom.sharing.plan import GROUP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """It has none."""
+
+
+def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+    """Encoder and decoder GROUP, prior N(0, I)."""
+    model = setting.config.model
+    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
+    objective = Elbo(model.latent, model.kl_weight)
+    blocks = {"encoder": GROUP, "decoder": GROUP}
+    return vae_method("group_vaes", setting, blocks, means, objective, flat_pathways(model.latent))
+
+
+RECIPE = Recipe("group_vaes", "control: a VAE for each group, nothing shared across groups", Options, make)
