@@ -152,8 +152,8 @@ def widened(model: ModelConfig, family: Network, shape: Shape, times: int) -> Mo
         return model
 
     def scaled(factor: float) -> ModelConfig:
-        hidden = tuple(max(1, round(factor * width)) for width in model.hidden)
-        return replace(model, hidden=hidden)
+        hidden, channels = ([max(1, round(factor * width)) for width in w] for w in (model.hidden, model.channels))
+        return replace(model, hidden=tuple(hidden), channels=tuple(channels))
 
     def parameters(candidate: ModelConfig) -> int:
         with torch.device("meta"):
