@@ -40,6 +40,7 @@ def _described(run: Run) -> dict[str, Any]:
         "config": run.config.to_mapping(),
         "engine": run.folder.environment.get("engine", ""),
         "rounds": {"done": run.folder.rounds_done, "planned": run.config.rounds},
+        "status": run.folder.status,
         "checkpoints": checkpoints,
         "groups": list(plan.groups) if plan else [],
         "plan": _sharing(plan) if plan else {},
@@ -83,6 +84,7 @@ def _print(found: Mapping[str, Any]) -> None:
             "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
             "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",
             "rounds": f"{rounds['done']} of {rounds['planned']} done, {kept}",
+            "status": f"{found['status']['state']} {found['status']['reason']}".strip(),
             "engine": found["engine"] or "not started",
         }
     )

@@ -57,6 +57,13 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def listed(terms: Mapping[str, float]) -> str:
+    """Loss terms on a line; the name of the phase is left out where there is but one."""
+    phases = {name.rpartition("/")[0] for name in terms}
+    prefix = f"{phases.pop()}/" if len(phases) == 1 else ""
+    return "  ".join(f"{name.removeprefix(prefix)} {number(value)}" for name, value in terms.items())
+
+
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     """One row for each metric."""
     found = table("metric", "group", "value", right=("value",))

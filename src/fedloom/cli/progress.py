@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.metrics import number
+from fedloom.cli.metrics import listed, number
 from fedloom.cli.output import clock, plural
 from fedloom.engines.base import Engine, Result, RoundReport
 from fedloom.experiment import Experiment, Observer
@@ -84,7 +84,7 @@ class RoundProgress(Observer):
         under_way = min(self._rounds_done + 1, self._rounds)
         silos = f"silos {self._silos or '0'}"
         line.add_row(f"round {under_way}/{self._rounds}", bar, silos, self._speed, self._time_left())
-        return Group(line, Text(_listed(self._terms), style="dim"))
+        return Group(line, Text(listed(self._terms), style="dim"))
 
     def _time_left(self) -> str:
         here = self._rounds_done - self._rounds_before
@@ -92,10 +92,6 @@ class RoundProgress(Observer):
             return ""
         per_round = (self._round_start - self._start) / here
         return f"{clock(per_round * (self._rounds - self._rounds_done))} left"
-
-
-def _listed(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
 def _by_metric(metrics: Mapping[str, float]) -> str:

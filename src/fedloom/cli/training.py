@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom.cli.metrics import last_metrics, last_terms, metrics_table, number
+from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
 from fedloom.cli.output import Json, Overrides, clock, plural, say, say_facts, show, show_json, terminal
 from fedloom.config import load_config
 
@@ -47,14 +47,13 @@ def resume(
     with terminal().status("loading"):
         from fedloom import experiment
         from fedloom.cli.progress import RoundProgress
-    before = experiment.load(folder)
+    ended = experiment.load(folder).folder.status["state"] != "unfinished"
     with _stoppable(folder), RoundProgress(terminal()) as progress:
-        nothing_left = before.folder.rounds_done >= before.config.rounds
-        finished = experiment.resume(folder, observer=progress)
-    if nothing_left and not as_json:
-        say(f"{folder} is finished: all {plural(before.config.rounds, 'round')} are done, nothing is left to resume")
+        found = experiment.resume(folder, observer=progress)
+    if ended and not as_json:
+        say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
     else:
-        _summarise(finished, as_json)
+        _summarise(found, as_json)
 
 
 @contextmanager
@@ -68,27 +67,33 @@ def _stoppable(folder: Path) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from error
 
 
+def _ending(run: Run) -> str:
+    status = run.folder.status
+    if status["state"] == "diverged":
+        return f"diverged in round {status['round']}: {status['reason']}"
+    return f"is {status['state']}, {run.folder.rounds_done} of {plural(run.config.rounds, 'round')} done"
+
+
 def _summarise(run: Run, as_json: bool) -> None:
     summary = _summary(run)
     if as_json:
         show_json(summary)
         return
-    took = clock(summary["seconds"])
-    say(f"{summary['name']}: {plural(summary['rounds'], 'round')} of {summary['method']} in {took}")
+    say(f"{summary['method']} {_ending(run)}, in {clock(summary['seconds'])}")
     if summary["metrics"]:
         say("")
         show(metrics_table(summary["metrics"]))
         say("")
-    folder, group = summary["folder"], summary["groups"][0]
-    say_facts(
-        {
-            "engine": summary["engine"],
-            "loss": "  ".join(f"{name} {number(value)}" for name, value in summary["loss"].items()),
-            "grids": summary["samples"] or "none: the records are no images",
-            "next": f"fedloom inspect {folder}",
-            "or": f"fedloom sample {folder} --group {group} --out grid.png",
-        }
-    )
+    folder = summary["folder"]
+    rows = {
+        "engine": summary["engine"],
+        "loss": listed(summary["loss"]),
+        "grids": summary["samples"] or "none",
+        "next": f"fedloom inspect {folder}",
+    }
+    if summary["groups"]:
+        rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"
+    say_facts(rows)
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -97,10 +102,10 @@ def _summary(run: Run) -> dict[str, Any]:
         "folder": str(run.folder.path),
         "name": run.config.name,
         "method": run.config.method.name,
-        "rounds": run.folder.rounds_done,
+        **run.folder.status,
         "seconds": sum(row["seconds"] for row in run.metrics()),
         "engine": run.folder.environment.get("engine", ""),
-        "groups": list(run.generator().groups),
+        "groups": list(run.generator().groups) if run.folder.rounds_done else [],
         "loss": last_terms(run),
         "metrics": last_metrics(run),
         "samples": str(samples[-1]) if samples else None,
