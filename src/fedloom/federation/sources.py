@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.federation import archives, sample
+from fedloom.federation.charm import load_charm
 from fedloom.federation.files import load_image_folders, load_npz
 from fedloom.federation.records import Dataset, Records, concatenate
 
@@ -96,6 +97,10 @@ SOURCES: dict[str, Source] = {
     "mnist": Source("MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("mnist")),
     "fashion-mnist": Source(
         "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist")
+    ),
+    "charm": Source(
+        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/fissionvae.md says how to get it",
+        load_charm,
     ),
     "image-folders": Source(
         "your images in data.path: one folder a silo, inside it one folder a class if you like", load_image_folders
