@@ -67,9 +67,15 @@ def logged(path: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def grids(path: Path) -> dict[str, bytes]:
+    """The sample grids of a run."""
+    return {str(grid.relative_to(path)): grid.read_bytes() for grid in path.glob("samples/**/*.png")}
+
+
 def assert_same_run(one: Path, other: Path) -> None:
-    """Every checkpoint tensor and every logged number of two runs is the same, to the bit."""
+    """Every checkpoint tensor, every logged number and every sample grid of two runs is the same, to the bit."""
     assert logged(one) == logged(other)
+    assert grids(one) == grids(other)
     assert checkpoint_rounds(one) == checkpoint_rounds(other)
     for number in checkpoint_rounds(one):
         ours, theirs = load_checkpoint(one, number), load_checkpoint(other, number)

@@ -1,0 +1,67 @@
+"""Runs that end by SIGKILL; at module level, because the process that dies imports them."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+from fedloom.config import Config
+from fedloom.experiment import resume, train
+
+# Forked from a server that has imported everything (optimisers import dynamo) but never trained: quick to start.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["fedloom.experiment", "torch._dynamo"])
+
+
+def die_at_write(number: int) -> None:
+    """Let this process be killed just before its ``number``-th durable write takes effect."""
+    writes, fsync = itertools.count(1), os.fsync
+
+    def counted(descriptor: int) -> None:
+        if next(writes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(descriptor)
+
+    os.fsync = counted
+
+
+def _train(config: Config, out: Path, write: int) -> None:
+    die_at_write(write)
+    train(config, out)
+
+
+def _resume(out: Path, write: int) -> None:
+    die_at_write(write)
+    resume(out)
+
+
+def train_until_write(config: Config, out: Path, write: int) -> None:
+    """Train in a process that is killed at one of its writes; 0 is none of them."""
+    _let_die(processes.Process(target=_train, args=(config, out, write)))
+
+
+def resume_until_write(out: Path, write: int) -> None:
+    """Resume in a process that is killed at one of its writes."""
+    _let_die(processes.Process(target=_resume, args=(out, write)))
+
+
+def train_until_killed(config: Config, out: Path, rounds: int, delay: float) -> None:
+    """Train in a process that is killed from outside, some seconds after a number of rounds was logged."""
+    process, log = processes.Process(target=_train, args=(config, out, 0)), out / "metrics.jsonl"
+    process.start()
+    while process.is_alive() and not (log.exists() and log.read_bytes().count(b"\n") >= rounds):
+        time.sleep(0.001)
+    time.sleep(delay)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, "the process ended before it could be killed"
+
+
+def _let_die(process: multiprocessing.process.BaseProcess) -> None:
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
