@@ -7,9 +7,12 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
 
-from fedloom.cli.output import Json, show, show_json, table
+from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.config import PRESETS, preset_names
+
+LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
 
 
 class Kind(StrEnum):
@@ -65,7 +68,12 @@ def list_names(
     if as_json:
         show_json(found)
         return
-    names = table(str(kind), "")
-    for name, summary in found.items():
-        names.add_row(name, summary)
-    show(names)
+    if max(map(len, found), default=0) <= LONGEST_BESIDE:
+        names = table(str(kind), "")
+        for name, summary in found.items():
+            names.add_row(name, summary)
+        show(names)
+    else:  # long names stand alone, so that they can be copied whole
+        for name, summary in found.items():
+            say(name)
+            show(Padding(summary, (0, 0, 0, 4)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +15,6 @@ from fedloom.config import Config, load_config, override, parse, preset_names
 from fedloom.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedloom.federation.records import Federation
 
 app = typer.Typer(no_args_is_help=True, help="Obtain data sets, and see who holds what.")
@@ -60,11 +60,11 @@ def show_federation(
     from fedloom.streams import Streams
 
     config = _config(name, overrides or [])
-    federation = build_federation(config.data, Streams(config.seed))
+    found = _described(build_federation(config.data, Streams(config.seed)))
     if as_json:
-        show_json(_described(federation))
+        show_json(found)
     else:
-        _print(federation)
+        _print(found)
 
 
 def _config(name: str, overrides: list[str]) -> Config:
@@ -77,49 +77,35 @@ def _config(name: str, overrides: list[str]) -> Config:
     return load_config(name, overrides)
 
 
-def _counts(column: Tensor, names: tuple[str, ...]) -> dict[str, int]:
-    """How often each name occurs; records without a label are counted nowhere."""
-    found = column[column >= 0].bincount(minlength=len(names)).tolist()
-    return dict(zip(names, found, strict=True))
-
-
 def _described(federation: Federation) -> dict[str, Any]:
-    silos = [
-        {
-            "silo": silo.name,
-            "records": len(silo),
-            "groups": _counts(silo.train.group, federation.groups),
-            "classes": _counts(silo.train.y, federation.classes),
-        }
-        for silo in federation.silos
-    ]
+    from fedloom.federation.building import describe
+
     return {
         "name": federation.name,
         "shape": list(federation.shape),
         "groups": list(federation.groups),
         "classes": list(federation.classes),
         "held_out": len(federation.test),
-        "silos": silos,
+        "silos": [asdict(silo) for silo in describe(federation)],
     }
 
 
-def _print(federation: Federation) -> None:
-    described = _described(federation)
-    shape = " x ".join(map(str, described["shape"]))
-    say(f"{described['name']}: {plural(len(federation), 'silo')}, {plural(described['held_out'], 'held-out record')}")
-    say(f"records of shape {shape}; groups: {', '.join(described['groups'])}\n")
-    largest = max(silo["records"] for silo in described["silos"])
+def _print(found: Mapping[str, Any]) -> None:
+    shape = " x ".join(map(str, found["shape"]))
+    say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
+    say(f"records of shape {shape}; groups: {', '.join(found['groups'])}\n")
+    largest = max(silo["records"] for silo in found["silos"])
     rows = table("silo", "records", "", "groups", "labels", right=("records",))
-    for silo in described["silos"]:
+    for silo in found["silos"]:
         bar = "█" * max(1, round(BAR_WIDTH * silo["records"] / largest))
-        present = ", ".join(group for group, count in silo["groups"].items() if count)
-        rows.add_row(silo["silo"], f"{silo['records']:,}", bar, present, _histogram(list(silo["classes"].values())))
+        labels = _histogram([silo["classes"].get(name, 0) for name in found["classes"]])
+        rows.add_row(silo["name"], f"{silo['records']:,}", bar, ", ".join(silo["groups"]), labels)
     show(rows)
-    if federation.classes:
-        show(f"\nlabels, from left to right: {', '.join(federation.classes)}")
+    if found["classes"]:
+        show(f"\nlabels, from left to right: {', '.join(found['classes'])}")
 
 
 def _histogram(counts: list[int]) -> str:
-    """One character a class, as high as its share of the silo's most frequent class; none has a dot."""
+    """One character a class, as high as its share of the silo's most frequent class; a dot where there is none."""
     highest = max(counts, default=0)
     return "".join(LEVELS[(count * len(LEVELS) - 1) // highest] if count else "·" for count in counts)

@@ -84,7 +84,7 @@ def _print(found: Mapping[str, Any]) -> None:
             "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
             "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",
             "rounds": f"{rounds['done']} of {rounds['planned']} done, {kept}",
-            "status": f"{found['status']['state']} {found['status']['reason']}".strip(),
+            "status": ": ".join(filter(None, (found["status"]["state"], found["status"]["reason"]))),
             "engine": found["engine"] or "not started",
         }
     )
