@@ -10,7 +10,8 @@ from fedloom.config import EvaluationConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.evaluation.domain import DomainClassifier, blend_rate, domain_hit_rate
 from fedloom.evaluation.keys import metric_key
-from fedloom.federation.records import Federation
+from fedloom.evaluation.spread import spread
+from fedloom.federation.records import Federation, as_float
 from fedloom.methods.generator import Generator
 from fedloom.streams import Streams
 
@@ -52,4 +53,14 @@ def domain(evaluator: Evaluator, generator: Generator) -> dict[str, float]:
     return found
 
 
-METRICS: dict[str, Callable[[Evaluator, Generator], dict[str, float]]] = {"domain": domain}
+def pixel_spread(evaluator: Evaluator, generator: Generator) -> dict[str, float]:
+    """How much a group's samples differ from each other, as a share of how much its held-out images do."""
+    count, found = evaluator.config.samples, {}
+    for index, group in enumerate(evaluator.federation.groups):
+        images = generator.sample(count, group=group, seed=evaluator.streams.seed)
+        real = as_float(evaluator.federation.test.of_group(index).x)
+        found[metric_key("spread", "pixels", count, group=group)] = spread(images, real)
+    return found
+
+
+METRICS: dict[str, Callable[[Evaluator, Generator], dict[str, float]]] = {"domain": domain, "spread": pixel_spread}
