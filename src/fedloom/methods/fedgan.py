@@ -1,0 +1,96 @@
+"""FedGAN: generator and discriminator trained against each other at every silo, both averaged over all participants.
+
+Rasouli, Sun, Rajagopal: "FedGAN: Federated Generative Adversarial Networks for Distributed Data", 2020 (arXiv
+2006.07228), algorithm 1; with the networks of a DCGAN it is the GAN baseline of FissionVAE (Hu et al., IJCAI 2025),
+Table 1, which gives neither widths nor rates: here those of DCGAN. Of ``model`` only ``latent`` and ``channels``
+apply, and the optimiser's settings are the options below, because a GAN needs others than a VAE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from fedloom.config import above
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting, branched
+from fedloom.models.convolutional import require_images
+from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
+from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
+from fedloom.sharing.plan import GLOBAL, SharingPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Two optimisers, whose moments stay at each silo from round to round unless ``keep_optimizer = false``."""
+
+    generator_rate: float = field(default=2e-4, metadata=above(0))
+    discriminator_rate: float = field(default=2e-4, metadata=above(0))
+    betas: tuple[float, ...] = field(
+        default=(0.5, 0.999),
+        metadata={
+            "check": lambda value: len(value) == 2 and all(0 <= beta < 1 for beta in value),
+            "rule": "a list of two numbers of at least 0 and below 1",
+        },
+    )
+    keep_optimizer: bool = True
+
+
+@dataclass(frozen=True)
+class BuildGAN:
+    """The model of a site: one generator and one discriminator, a branch per group where the plan says so."""
+
+    setting: Setting
+    plan: SharingPlan
+
+    def __call__(self, site: Site) -> GAN:
+        """Fresh weights."""
+        model, shape = self.setting.config.model, self.setting.shape
+        return GAN(
+            branched(self.plan, "generator", site, lambda _: dcgan_generator(model, shape)),
+            branched(self.plan, "discriminator", site, lambda _: dcgan_discriminator(model, shape)),
+        )
+
+
+def from_noise(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:
+    """The generator's images."""
+    assert isinstance(model, GAN)
+    return model.generate(noise["z1"], group)
+
+
+def make(setting: Setting, options: Options) -> Method:
+    """Both blocks GLOBAL; in every step the discriminator moves first, then the generator."""
+    require_images(setting.shape)
+    latent = setting.config.model.latent
+    plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, setting.groups)
+    plan = plan.with_scopes(setting.config.sharing.scopes)
+
+    def optimizer(rate: float) -> OptimizerPlan:
+        first, second = options.betas
+        return OptimizerPlan(setting.config.local.optimizer, rate, (first, second), options.keep_optimizer)
+
+    return Method(
+        name="fedgan",
+        plan=plan,
+        build=BuildGAN(setting, plan),
+        phases=(
+            Phase(
+                "discriminator", ("discriminator",), DiscriminatorLoss(latent), optimizer(options.discriminator_rate)
+            ),
+            # Records reach the generator only through the discriminator, which a mechanism has then already protected.
+            Phase(
+                "generator",
+                ("generator",),
+                GeneratorLoss(latent),
+                optimizer(options.generator_rate),
+                touches_records=False,
+            ),
+        ),
+        server_step=Mean(plan, setting.config.sharing.weights),
+        pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x")},
+    )
+
+
+RECIPE = Recipe("fedgan", "a DCGAN, generator and discriminator averaged over everybody", Options, make)

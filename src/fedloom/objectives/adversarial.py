@@ -1,0 +1,73 @@
+"""The two sides of a GAN (Goodfellow et al., "Generative Adversarial Nets", NeurIPS 2014), in nats per example.
+
+softplus(-logit) is the cross-entropy of calling an image real, softplus(logit) that of calling it fake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.gan import GAN
+from fedloom.objectives.base import Losses
+
+
+@dataclass(frozen=True)
+class DiscriminatorLoss:
+    """Cross-entropy of each record as real plus that of one fake; the generator is a constant here."""
+
+    latent: int
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """One fake for each record."""
+        return {"z1": (self.latent,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002 - nothing from the server is needed
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The loss for each example."""
+        assert isinstance(model, GAN)
+        with torch.no_grad():
+            fake = model.generate(noise["z1"], batch.group)
+        terms = {
+            "real": functional.softplus(-model.judge(batch.x, batch.group)),
+            "fake": functional.softplus(model.judge(fake, batch.group)),
+        }
+        return Losses(terms["real"] + terms["fake"], terms)
+
+
+@dataclass(frozen=True)
+class GeneratorLoss:
+    """The non-saturating loss: cross-entropy of each fake as real. No record enters, only how many there are."""
+
+    latent: int
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """One fake for each row of the batch."""
+        return {"z1": (self.latent,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002 - nothing from the server is needed
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The loss for each example."""
+        assert isinstance(model, GAN)
+        loss = functional.softplus(-model.judge(model.generate(noise["z1"], batch.group), batch.group))
+        return Losses(loss, {"fooling": loss})
