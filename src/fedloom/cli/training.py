@@ -87,7 +87,7 @@ def _summarise(run: Run, as_json: bool) -> None:
     folder = summary["folder"]
     rows = {
         "engine": summary["engine"],
-        "loss": listed(summary["loss"]),
+        "train": listed(summary["loss"]),
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }
