@@ -1,0 +1,217 @@
+"""Four tiny methods that lean on the seams which later methods need; at module level, so that workers can load them.
+
+They are made for records of WIDTH numbers in [0, 1] in two groups, and use nothing but the public parts of a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, ServerState
+from fedloom.models.likelihoods import Bernoulli
+from fedloom.models.networks import Flat
+from fedloom.models.vae import VAE
+from fedloom.objectives.base import Losses
+from fedloom.objectives.elbo import Elbo
+from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.sharing.plan import GLOBAL, SERVER, SILO, UPLOAD, BlockKey, SharingPlan
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+WIDTH, LATENT, GROUPS = 6, 2, ("a", "b")
+STUDENT = BlockKey("student", "server")
+
+
+def decoder() -> nn.Module:
+    return Flat((LATENT,), (8,), (WIDTH,))
+
+
+# A GAN: two phases, two optimisers.
+
+
+class GAN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = decoder()
+        self.discriminator = Flat((WIDTH,), (8,), (1,))
+
+    def score(self, x: Tensor) -> Tensor:
+        """Positive where x looks real."""
+        score: Tensor = self.discriminator(x)
+        return score.squeeze(1)
+
+
+def build_gan(_: Site) -> nn.Module:
+    return GAN()
+
+
+@dataclass(frozen=True)
+class DiscriminatorLoss:
+    noise = {"z": (LATENT,)}  # noqa: RUF012
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        assert isinstance(model, GAN)
+        real, fake = model.score(batch.x), model.score(torch.sigmoid(model.generator(noise["z"])))
+        total = functional.softplus(-real) + functional.softplus(fake)
+        return Losses(total, {"real": real, "fake": fake})
+
+
+@dataclass(frozen=True)
+class GeneratorLoss:
+    noise = {"z": (LATENT,)}  # noqa: RUF012
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        assert isinstance(model, GAN)
+        total = functional.softplus(-model.score(torch.sigmoid(model.generator(noise["z"]))))
+        return Losses(total, {})
+
+
+def from_generator(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+    assert isinstance(model, GAN)
+    return torch.sigmoid(model.generator(noise["z"]))
+
+
+def gan() -> Method:
+    plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, GROUPS)
+    critic, artist = OptimizerPlan("adam", 2e-3, betas=(0.5, 0.9), keep=True), OptimizerPlan("sgd", 0.1)
+    return Method(
+        name="probe-gan",
+        plan=plan,
+        build=build_gan,
+        phases=(
+            Phase("discriminator", ("discriminator",), DiscriminatorLoss(), critic),
+            Phase("generator", ("generator",), GeneratorLoss(), artist, touches_records=False),
+        ),
+        server_step=Mean(plan),
+        pathways={"z": Pathway({"z": (LATENT,)}, from_generator)},
+    )
+
+
+# A VAE whose encoder never leaves the silo.
+
+
+def build_vae(_: Site) -> nn.Module:
+    encoder = Flat((WIDTH,), (8,), (2 * LATENT,))
+    return VAE(encoder, decoder(), torch.zeros(len(GROUPS), LATENT), Bernoulli())
+
+
+def from_decoder(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+    assert isinstance(model, VAE)
+    return model.likelihood.mean(model.decode(noise["z1"], group))
+
+
+def private_encoder() -> Method:
+    plan = SharingPlan({"encoder": SILO, "decoder": GLOBAL}, GROUPS)
+    return Method(
+        name="probe-private-encoder",
+        plan=plan,
+        build=build_vae,
+        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
+        server_step=Mean(plan),
+        pathways={"z1": Pathway({"z1": (LATENT,)}, from_decoder)},
+    )
+
+
+# Decoders are uploaded, a student at the server learns from their samples, and nothing comes down.
+
+
+class Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = decoder()
+
+
+def build_teacher_or_student(site: Site) -> nn.Module:
+    return Student() if site.name == "server" else build_vae(site)
+
+
+@dataclass(frozen=True)
+class Distil:
+    """The student imitates every uploaded decoder on the same latents."""
+
+    samples: int = 16
+    learning_rate: float = 0.1
+
+    def initial(self, streams: Streams) -> ServerState:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(streams.torch_seed("init/student"))
+            return ServerState({STUDENT: dict(decoder().state_dict())}, {"seen": torch.zeros(())})
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        student, teacher = decoder(), decoder()
+        student.load_state_dict(server.blocks[STUDENT])
+        loss = torch.zeros(())
+        for update in updates:
+            teacher.load_state_dict(update.blocks[BlockKey("decoder", f"silo={update.silo}")])
+            z = streams.normal(f"distil/{update.silo}", self.samples, LATENT, round=context.round)
+            loss = loss + functional.mse_loss(student(z), teacher(z).detach())
+        gradients = torch.autograd.grad(loss, list(student.parameters()))
+        learned = {
+            name: (parameter - self.learning_rate * gradient).detach()
+            for (name, parameter), gradient in zip(student.named_parameters(), gradients, strict=True)
+        }
+        return ServerState({STUDENT: learned}, {"seen": server.memory["seen"] + len(updates)})
+
+
+def from_student(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+    assert isinstance(model, Student)
+    return torch.sigmoid(model.student(noise["z"]))
+
+
+def distillation() -> Method:
+    return Method(
+        name="probe-distillation",
+        plan=SharingPlan({"encoder": SILO, "decoder": UPLOAD, "student": SERVER}, GROUPS),
+        build=build_teacher_or_student,
+        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
+        server_step=Distil(),
+        pathways={"z": Pathway({"z": (LATENT,)}, from_student)},
+    )
+
+
+# A mechanism that looks at every example and changes nothing.
+
+
+@dataclass(frozen=True)
+class Onlooker:
+    """Takes each example's own gradient, as DP-SGD would to clip it, then gives back the plain gradient."""
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    worst_difference: list[float] = field(default_factory=list)
+
+    @property
+    def guarantee(self) -> str:
+        return "no DP guarantee"
+
+    def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        self.shapes.append(tuple(values.shape))
+        rows = [torch.autograd.grad(value, parameters, retain_graph=True) for value in values]
+        plain = NoPrivacy().gradients(values, mask, parameters)
+        means = [
+            sum(m * g for m, g in zip(mask, column, strict=True)) / mask.sum() for column in zip(*rows, strict=True)
+        ]
+        self.worst_difference.append(max(float((m - p).abs().max()) for m, p in zip(means, plain, strict=True)))
+        return plain
