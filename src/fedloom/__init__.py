@@ -16,6 +16,7 @@ _HOMES = {
     "load_config": "fedloom.config",
     "FedloomError": "fedloom.errors",
     "Federation": "fedloom.federation.records",
+    "Streams": "fedloom.streams",
     "build_federation": "fedloom.federation.building",
     "federation_from_arrays": "fedloom.federation.building",
     "Experiment": "fedloom.experiment",
@@ -31,6 +32,7 @@ __all__ = [
     "Federation",
     "FedloomError",
     "Run",
+    "Streams",
     "build_federation",
     "federation_from_arrays",
     "load",
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from fedloom.experiment import Experiment, Run, load, resume, train
     from fedloom.federation.building import build_federation, federation_from_arrays
     from fedloom.federation.records import Federation
+    from fedloom.streams import Streams
 
 
 def __getattr__(name: str) -> Any:

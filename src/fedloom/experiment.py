@@ -116,6 +116,9 @@ class Experiment:
             folder.end("finished", state.round)
         except DivergedError as error:
             folder.end("diverged", state.round + 1, str(error))
+        except RunFolderError as error:
+            hint = f"all up to the last checkpoint is kept: 'fedloom resume {folder.path}' goes on from it"
+            raise RunFolderError(f"{error}; {hint}") from error
         finally:
             engine.close()
         return run

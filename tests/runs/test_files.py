@@ -37,7 +37,7 @@ def test_a_failed_write_keeps_the_old_file_and_says_why(
     write_atomically(path, b"old")
     write_folder_atomically(folder, {"a": b"old"})
     fail_with(monkeypatch, number)
-    with pytest.raises(RunFolderError, match=f"cannot write .*file: {why}.*'fedloom resume'"):
+    with pytest.raises(RunFolderError, match=f"cannot write .*file: {why}"):
         write_atomically(path, b"new")
     with pytest.raises(RunFolderError, match=f"cannot write .*folder: {why}"):
         write_folder_atomically(folder, {"a": b"new"})

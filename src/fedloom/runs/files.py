@@ -24,9 +24,7 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = "no space is left on the disk" if error.errno in _FULL else error.strerror
-        raise RunFolderError(
-            f"cannot write {path}: {why}; all up to the last checkpoint is kept: 'fedloom resume' goes on from it"
-        ) from error
+        raise RunFolderError(f"cannot write {path}: {why}") from error
 
 
 def _sync_folder(folder: Path) -> None:
