@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedloom.engines.base import initial_state
+from fedloom.errors import ConfigError
+from fedloom.experiment import Experiment
+from fedloom.methods import generator as generating
+from fedloom.methods.generator import Generator
+from fedloom.models.networks import Flat
+from fedloom.sharing.plan import BlockKey
+from fedloom.streams import Streams
+from support import federation_of, tiny_config
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    """Two groups with priors -1 and +1 and a decoder each, fresh from the start of a run."""
+    federation, config = federation_of([0] * 5, [1] * 5), tiny_config("method.prior=symmetrical")
+    method = Experiment.of(config, federation).method
+    return Generator(method, initial_state(method, federation, config).server, federation.groups)
+
+
+def decoded(generator: Generator, group: str, prior: float, noise: torch.Tensor) -> torch.Tensor:
+    decoder = Flat((4,), (16,), (6,))
+    decoder.load_state_dict(generator.server.blocks[BlockKey("decoder", f"group={group}")])
+    return torch.sigmoid(decoder(prior + noise)).detach()
+
+
+@pytest.mark.parametrize(("group", "index", "prior"), [("a", 0, -1.0), ("b", 1, 1.0)])
+def test_images_come_from_the_groups_prior_and_decoder(
+    generator: Generator, group: str, index: int, prior: float
+) -> None:
+    noise = Streams(9).normal("sample/z1", 7, 4, silo=index)
+    torch.testing.assert_close(generator.sample(7, group=group, seed=9), decoded(generator, group, prior, noise))
+
+
+def test_another_groups_prior_can_be_put_in_place(generator: Generator) -> None:
+    noise = Streams(0).normal("sample/z1", 7, 4, silo=0)
+    torch.testing.assert_close(generator.sample(7, group="a", prior_of="b"), decoded(generator, "a", 1.0, noise))
+
+
+def test_the_seed_decides_and_the_global_generator_does_not(generator: Generator) -> None:
+    first = generator.sample(7, group="a", seed=1)
+    torch.manual_seed(123)
+    assert torch.equal(generator.sample(7, group="a", seed=1), first)
+    assert not torch.equal(generator.sample(7, group="a", seed=2), first)
+    assert not torch.equal(generator.sample(7, group="b", seed=1), first)
+
+
+def test_a_sample_does_not_depend_on_how_many_are_asked_for(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "CHUNK", 4)
+    many = generator.sample(11, group="a")
+    assert many.shape == (11, 6)
+    assert many.unique(dim=0).shape == (11, 6)
+    for few in (1, 4, 5, 8):
+        torch.testing.assert_close(generator.sample(few, group="a"), many[:few])
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ({"group": "x"}, r"unknown group 'x'; \(allowed: a, b\)"),
+        ({"group": "a", "prior_of": "c"}, r"unknown group 'c'"),
+        ({"group": "a", "pathway": "z9"}, r"unknown pathway 'z9'"),
+    ],
+)
+def test_mistakes_are_named(generator: Generator, asked: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        generator.sample(1, **asked)
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_at_least_one_sample_must_be_asked_for(generator: Generator, count: int) -> None:
+    with pytest.raises(ConfigError, match=f"cannot generate {count} samples: ask for at least 1"):
+        generator.sample(count, group="a")
