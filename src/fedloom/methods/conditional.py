@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.methods.base import Method, Recipe, Setting
-from fedloom.methods.vaes import flat_pathways, vae_method
-from fedloom.models.priors import prior_means
-from fedloom.objectives.elbo import Elbo
+from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import GLOBAL
 
 
@@ -23,12 +21,7 @@ class Options:
 
 def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
     """Encoder and decoder GLOBAL, prior N(0, I), the decoder conditioned on the group."""
-    model = setting.config.model
-    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
-    objective = Elbo(model.latent, model.kl_weight)
-    blocks = {"encoder": GLOBAL, "decoder": GLOBAL}
-    pathways = flat_pathways(model.latent)
-    return vae_method("conditional", setting, blocks, means, objective, pathways, told_group=True)
+    return flat_vae_method("conditional", setting, encoder=GLOBAL, decoder=GLOBAL, told_group=True)
 
 
 RECIPE = Recipe("conditional", "control: one decoder that is told the group", Options, make)

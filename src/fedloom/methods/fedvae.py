@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedloom.methods.base import Method, Recipe, Setting
-from fedloom.methods.vaes import flat_pathways, vae_method
-from fedloom.models.priors import prior_means
-from fedloom.objectives.elbo import Elbo
+from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import GLOBAL
 
 
@@ -26,13 +24,8 @@ class Options:
 
 def make(setting: Setting, options: Options) -> Method:
     """Encoder and decoder GLOBAL, one prior N(0, I) for all."""
-    model = setting.config.model
-    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
-    objective = Elbo(model.latent, model.kl_weight)
-    blocks = {"encoder": GLOBAL, "decoder": GLOBAL}
     size = len(setting.groups) if options.decoder_size == "branches" else 1
-    pathways = flat_pathways(model.latent)
-    return vae_method("fedvae", setting, blocks, means, objective, pathways, decoder_size=size)
+    return flat_vae_method("fedvae", setting, encoder=GLOBAL, decoder=GLOBAL, decoder_size=size)
 
 
 RECIPE = Recipe("fedvae", "one VAE averaged over everybody, groups ignored", Options, make)

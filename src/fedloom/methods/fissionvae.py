@@ -18,9 +18,8 @@ from typing import Literal
 from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.methods.base import Method, Recipe, Setting
-from fedloom.methods.vaes import flat_pathways, hierarchical_pathways, vae_method
+from fedloom.methods.vaes import flat_vae_method, hierarchical_pathways, vae_method
 from fedloom.models.priors import LEARNABLE, prior_means
-from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
 from fedloom.sharing.plan import GLOBAL, GROUP
 
@@ -42,22 +41,19 @@ def make(setting: Setting, options: Options) -> Method:
     """Encoders GLOBAL; decoders GROUP (+D) or GLOBAL."""
     model, decoder = setting.config.model, GROUP if options.decoder == "group" else GLOBAL
     learnable = options.prior == LEARNABLE
-    means = prior_means("identical" if learnable else options.prior, len(setting.groups), model.latent, setting.streams)
     if not options.hierarchy:
         if learnable:
             raise ConfigError(
                 f"method.prior = '{LEARNABLE}' needs method.hierarchy = true: p(z1|z2) is what is learned"
             )
-        blocks = {"encoder": GLOBAL, "decoder": decoder}
-        objective = Elbo(model.latent, model.kl_weight)
-        return vae_method("fissionvae", setting, blocks, means, objective, flat_pathways(model.latent))
+        return flat_vae_method("fissionvae", setting, encoder=GLOBAL, decoder=decoder, prior=options.prior)
     if options.ssim_weight and len(setting.shape) != 3:
         raise ConfigError(f"method.ssim_weight needs images; these records have shape {setting.shape}")
     return vae_method(
         "fissionvae",
         setting,
         {"encoder": GLOBAL, "decoder": decoder, "top_encoder": GLOBAL, "top_decoder": decoder},
-        means,
+        prior_means("identical" if learnable else options.prior, len(setting.groups), model.latent, setting.streams),
         HierarchicalElbo(
             model.latent,
             model.top_latent,

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.methods.base import Method, Recipe, Setting
-from fedloom.methods.vaes import flat_pathways, vae_method
-from fedloom.models.priors import prior_means
-from fedloom.objectives.elbo import Elbo
+from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import GROUP
 
 
@@ -22,11 +20,7 @@ class Options:
 
 def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
     """Encoder and decoder GROUP, prior N(0, I)."""
-    model = setting.config.model
-    means = prior_means("identical", len(setting.groups), model.latent, setting.streams)
-    objective = Elbo(model.latent, model.kl_weight)
-    blocks = {"encoder": GROUP, "decoder": GROUP}
-    return vae_method("group_vaes", setting, blocks, means, objective, flat_pathways(model.latent))
+    return flat_vae_method("group_vaes", setting, encoder=GROUP, decoder=GROUP)
 
 
 RECIPE = Recipe("group_vaes", "control: a VAE for each group, nothing shared across groups", Options, make)

@@ -14,8 +14,10 @@ from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.likelihoods import LIKELIHOODS
 from fedloom.models.networks import Network, network, widened
+from fedloom.models.priors import prior_means
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective
+from fedloom.objectives.elbo import Elbo
 from fedloom.sharing.plan import BlockPlan, SharingPlan
 
 
@@ -82,6 +84,30 @@ def vae_method(
         phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways=pathways,
+    )
+
+
+def flat_vae_method(
+    name: str,
+    setting: Setting,
+    *,
+    encoder: BlockPlan,
+    decoder: BlockPlan,
+    prior: str = "identical",
+    told_group: bool = False,
+    decoder_size: int = 1,
+) -> Method:
+    """A VAE with one level: -log p(x|z) + KL(q(z|x) || N(m_g, I))."""
+    model = setting.config.model
+    return vae_method(
+        name,
+        setting,
+        {"encoder": encoder, "decoder": decoder},
+        prior_means(prior, len(setting.groups), model.latent, setting.streams),
+        Elbo(model.latent, model.kl_weight),
+        flat_pathways(model.latent),
+        told_group=told_group,
+        decoder_size=decoder_size,
     )
 
 
