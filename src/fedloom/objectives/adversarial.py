@@ -70,4 +70,4 @@ class GeneratorLoss:
         """The loss for each example."""
         assert isinstance(model, GAN)
         loss = functional.softplus(-model.judge(model.generate(noise["z1"], batch.group), batch.group))
-        return Losses(loss, {"fooling": loss})
+        return Losses(loss, {})
