@@ -133,6 +133,7 @@ def test_sample_writes_a_grid_that_the_seed_determines(fedloom: Command, finishe
     assert grid("again", "--seed", "0", "--round", "2", "--pathway", "z1") == first
     assert grid("other-seed", "--seed", "1") != first
     assert grid("other-round", "--round", "1") != first
+    assert grid("same-prior", "--prior-of", "fashion-mnist") == first  # +D has one prior for all groups
 
 
 def test_inspect_shows_what_is_shared_and_what_left(fedloom: Command, finished: Path) -> None:

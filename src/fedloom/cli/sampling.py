@@ -18,6 +18,7 @@ def sample(
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("grid.png"),
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
+    prior_of: Annotated[str, typer.Option(help="Draw latents from the prior of this group instead.")] = "",
     round_number: Annotated[
         int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
     ] = None,
@@ -31,7 +32,7 @@ def sample(
 
     run = load(folder)
     generator = run.generator(round_number)
-    save_grid(generator.sample(n, group=group, seed=seed, pathway=pathway), out)
+    save_grid(generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of), out)
     if as_json:
         show_json(
             {
@@ -40,6 +41,7 @@ def sample(
                 "n": n,
                 "seed": seed,
                 "pathway": pathway or next(iter(generator.method.pathways)),
+                "prior_of": prior_of or group,
                 "round": run.folder.rounds_done if round_number is None else round_number,
             }
         )
