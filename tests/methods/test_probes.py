@@ -133,6 +133,13 @@ class TestDistillation:
         for state in states[1:]:
             assert equal_bits(state.server.blocks[probes.STUDENT], states[0].server.blocks[probes.STUDENT])
 
+    def test_the_server_does_not_step_in_a_round_without_participants(self) -> None:
+        method, config = probes.distillation(), tiny_config()
+        start = initial_state(method, FEDERATION, config)
+        after, _ = conclude(method, start, RoundContext(1, 3, ()), [], Streams(config.seed))
+        assert moved(start, after) == set()
+        assert after.server.memory["seen"].item() == 0
+
     def test_two_workers_and_a_resumed_run_give_the_same_bits(self, tmp_path: Path) -> None:
         method = probes.distillation()
         run(method, tmp_path / "one")
