@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import fedloom
-from fedloom.cli import catalogue, comparison, data, inspection, sampling, training
+from fedloom.cli import catalogue, comparison, data, inspection, reporting, sampling, training
 from fedloom.cli.output import Commands
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("resume")(training.resume)
 app.command("sample")(sampling.sample)
 app.command("inspect")(inspection.inspect)
 app.command("compare")(comparison.compare)
+app.command("report")(reporting.report)
 app.command("list")(catalogue.list_names)
 app.add_typer(data.app, name="data")
 

@@ -1,0 +1,149 @@
+"""What a reader should know before trusting a run, in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fedloom.reports.charts import number
+from fedloom.reports.facts import RunFacts
+from fedloom.reports.metrics import TRAINING, is_metric, last, sample_count, split_key, uncounted
+from fedloom.runs.health import COLLAPSED
+
+BLENDED = 0.5  # share of samples that look like a mixture of groups
+OWN_GROUP = 0.8  # share of samples that look like their own group, below which groups are mixed up
+SILENT_CODE = 0.5  # nats of KL over the whole code: less than one bit tells an image from the average one
+WORSE = 2.0  # times the distance of reconstructions
+FEW = 100  # samples: a rate from fewer is off by ten points easily
+RECONSTRUCTION = "-reconstruction"  # suffix of a metric that was computed on reconstructions
+# Metrics whose count is one of samples; those of others count rounds, attempts or records.
+OF_SAMPLES = {"domain-hit", "blend", "class-coverage", "spread", "frechet", "kernel", "inception-score"} | {
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+}
+FEATURES = {"efficientnet-lite": 1280, "inception-2015": 2048}  # dimensions of an extractor, by how its name begins
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One warning: its kind for programs, its sentence for people."""
+
+    kind: str
+    sentence: str
+
+
+def findings(facts: RunFacts) -> list[Finding]:
+    """Every warning that the numbers call for; none for a healthy run."""
+    return [Finding(kind, sentence) for kind, rule in RULES.items() for sentence in rule(facts)]
+
+
+def _diverged(facts: RunFacts) -> Iterator[str]:
+    state = facts.status.get("state")
+    if state == "diverged":
+        yield f"Training diverged in round {facts.status.get('round')}: {facts.status.get('reason')}."
+
+
+def _unfinished(facts: RunFacts) -> Iterator[str]:
+    if facts.rounds_done < facts.rounds_planned and facts.status.get("state") != "diverged":
+        yield f"The run is not finished: {facts.rounds_done} of {facts.rounds_planned} rounds are done."
+
+
+def _blending(facts: RunFacts) -> Iterator[str]:
+    for key, history in facts.metrics.items():
+        if not key.startswith("blend/") or not (group := split_key(key)[1]):
+            continue
+        blend = last(history)
+        hit = last(facts.metrics.get(key.replace("blend/", "domain-hit/", 1), {}))
+        if (blend is not None and blend > BLENDED) or (hit is not None and hit < OWN_GROUP):
+            parts = [f"{blend:.0%} look like a mixture of groups"] if blend is not None else []
+            parts += [f"{hit:.0%} look like {group}"] if hit is not None else []
+            yield f"Samples of {group} blend groups: {', and '.join(parts)}."
+
+
+def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
+    for key, history in facts.metrics.items():
+        value = last(history)
+        is_divergence = key.startswith(TRAINING) and key.rpartition("/")[2].startswith("kl")
+        if is_divergence and value is not None and value < SILENT_CODE:
+            term = f"{key.removeprefix(TRAINING)} = {number(value)} nats"
+            yield f"Posterior collapse: the latent code says almost nothing about an image ({term})."
+
+
+def _samples_worse(facts: RunFacts) -> Iterator[str]:
+    of_samples = {uncounted(key): last(history) for key, history in facts.metrics.items()}
+    for key, history in facts.metrics.items():
+        metric, slash, rest = key.partition("/")
+        plain = uncounted(metric.removesuffix(RECONSTRUCTION) + slash + rest)
+        samples, reconstructions = of_samples.get(plain), last(history)
+        if not metric.endswith(RECONSTRUCTION) or samples is None or reconstructions is None:
+            continue
+        if samples > WORSE * reconstructions:
+            yield (
+                f"Samples are worse than reconstructions: {plain} is {number(samples)} for samples and "
+                f"{number(reconstructions)} for reconstructions, so the prior misses where the encoder puts images."
+            )
+
+
+def _few_samples(facts: RunFacts) -> Iterator[str]:
+    told = set()
+    for key in facts.metrics:
+        metric, _ = split_key(key)
+        count = sample_count(key)
+        if count is None or metric in told or metric.partition("/")[0] not in OF_SAMPLES:
+            continue
+        told.add(metric)
+        dimension = _dimension(metric, facts.shape) if metric.startswith("frechet/") else 0
+        if count < dimension:
+            yield f"{metric}: {count:,} samples are too few for {dimension:,} features; the distance is biased upwards."
+        elif count < FEW:
+            yield f"{metric}: {count:,} samples are too few; take at least {FEW}."
+
+
+def _dimension(metric: str, shape: tuple[int, ...]) -> int:
+    features = metric.split("/")[1]
+    if features == "pixels":
+        return math.prod(shape)
+    return next((size for name, size in FEATURES.items() if features.startswith(name)), 0)
+
+
+def _all_alike(facts: RunFacts) -> Iterator[str]:
+    for key, history in facts.metrics.items():
+        value = last(history)
+        if key.startswith("spread/") and value is not None and value < COLLAPSED:
+            yield f"Samples of {split_key(key)[1] or 'all groups'} are almost all alike ({key} = {number(value)})."
+
+
+def _not_finite(facts: RunFacts) -> Iterator[str]:
+    for key, history in facts.metrics.items():
+        broken = [round_number for round_number, value in history.items() if value is None]
+        if broken and (is_metric(key) or key.startswith(TRAINING)):
+            rounds = f"round {broken[0]}" if len(broken) == 1 else f"{len(broken)} rounds, first in round {broken[0]}"
+            yield f"{key} is not a finite number in {rounds}."
+
+
+def _silent_silos(facts: RunFacts) -> Iterator[str]:
+    silent = [silo.name for silo in facts.silos if not silo.rounds]
+    if silent and len(silent) < len(facts.silos):
+        more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+        yield f"Some silos never took part, so nothing was learned from them: {', '.join(silent[:5])}{more}."
+
+
+def _unreadable(facts: RunFacts) -> Iterator[str]:
+    yield from (f"A file of the run is damaged: {problem}." for problem in facts.problems)
+
+
+RULES: dict[str, Callable[[RunFacts], Iterator[str]]] = {
+    "diverged": _diverged,
+    "unfinished": _unfinished,
+    "blending": _blending,
+    "posterior-collapse": _posterior_collapse,
+    "samples-worse-than-reconstructions": _samples_worse,
+    "collapsed-samples": _all_alike,
+    "too-few-samples": _few_samples,
+    "not-finite": _not_finite,
+    "silent-silos": _silent_silos,
+    "damaged": _unreadable,
+}

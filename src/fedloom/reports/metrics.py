@@ -1,0 +1,89 @@
+"""Metrics as a report needs them: read from logs that may be damaged, named, and judged by which way is better."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom.runs.files import read_lines
+
+TRAINING = "train/"
+UNREADABLE = (OSError, ValueError, RecursionError)  # what reading a hostile JSON file may raise
+History = dict[str, dict[int, float | None]]  # metric key -> round -> value, None where it is not finite
+
+# Which way is better; a metric that is not named here is shown without a winner.
+HIGHER = {"domain-hit", "precision", "recall", "density", "coverage", "inception-score", "probe", "utility"}
+LOWER = {"blend", "frechet", "kernel"}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log that name their round; raises one of ``UNREADABLE`` where the file cannot be read at all."""
+    rows = [row for row in read_lines(path) if isinstance(row, dict)]
+    return [row for row in rows if type(row.get("round")) is int and 0 <= row["round"] < 10**9]
+
+
+def finite(value: Any) -> float | None:
+    """A number as a finite float; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return None
+    return found if math.isfinite(found) else None
+
+
+def histories(rows: Iterable[Mapping[str, Any]]) -> History:
+    """Every number of the rows by key and round; a later row wins."""
+    found: History = {}
+    for row in rows:
+        for key, value in row.items():
+            if key != "round" and isinstance(value, int | float) and not isinstance(value, bool):
+                found.setdefault(key, {})[row["round"]] = finite(value)
+    return {key: dict(sorted(values.items())) for key, values in found.items()}
+
+
+def is_metric(key: str) -> bool:
+    """Metric keys have slashes; ``seconds`` and the like have none, and loss terms are no metrics."""
+    return "/" in key and not key.startswith(TRAINING)
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The metric, and the group or silo that it is of (empty: everybody).
+
+    >>> split_key("blend/domain-cnn/n1000/group=mnist")
+    ('blend/domain-cnn/n1000', 'mnist')
+    """
+    metric, *whose = re.split(r"/(?:group|silo)=", key, maxsplit=1)
+    return metric, "".join(whose)
+
+
+def uncounted(key: str) -> str:
+    """The key without its number of samples: one curve, whatever it was computed from.
+
+    >>> uncounted("blend/domain-cnn/n1000/group=mnist")
+    'blend/domain-cnn/group=mnist'
+    """
+    return re.sub(r"/n\d+(?=/|$)", "", key, count=1)
+
+
+def sample_count(key: str) -> int | None:
+    """From how many samples a metric was computed, as its key says."""
+    found = re.search(r"/n(\d{1,12})(?:/|$)", split_key(key)[0])
+    return int(found[1]) if found else None
+
+
+def last(history: Mapping[int, float | None]) -> float | None:
+    """The newest value."""
+    return history[max(history)] if history else None
+
+
+def best(key: str, values: Iterable[float | None]) -> float | None:
+    """The better of some values; None where the metric has no better side, or all are the same."""
+    metric, known = key.partition("/")[0], [value for value in values if value is not None]
+    if len(set(known)) < 2 or metric not in HIGHER | LOWER:
+        return None
+    return max(known) if metric in HIGHER else min(known)

@@ -1,0 +1,91 @@
+"""Pictures of a page: small, re-encoded (nothing of a foreign file is passed on), and within a budget."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from fedloom.runs.images import grid_of
+
+WIDEST = 560  # pixels; a wider grid is scaled down
+MOST_PIXELS = 40_000_000  # a larger file is no sample grid
+MOST_ROUNDS = 24  # on the slider
+BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+Films = dict[str, dict[int, str]]  # group -> round -> picture
+
+
+def data_uri(image: Image.Image) -> str:
+    """Grey pictures as PNG, coloured ones as JPEG: the smaller of the two each time."""
+    if image.width > WIDEST:
+        image = image.resize((WIDEST, max(1, round(image.height * WIDEST / image.width))), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if image.mode in ("1", "L"):
+        kind = "png"
+        image.convert("L").save(buffer, format="PNG", optimize=True)
+    else:
+        kind = "jpeg"
+        image.convert("RGB").save(buffer, format="JPEG", quality=88, subsampling=0)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def grid(images: Tensor, columns: int = 0) -> str:
+    """A grid of images as a picture."""
+    return data_uri(grid_of(images, columns))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The sample grids that a run left, and those files that are no pictures."""
+
+    films: Films
+    broken: tuple[str, ...]
+
+
+def samples_of(run: Path, groups: tuple[str, ...], budget: int) -> Samples:
+    """Sample grids by group and round; rounds are thinned out evenly until all fit the budget in bytes."""
+    folders = {
+        int(match[1]): path
+        for path in sorted((run / "samples").glob("round-*"))
+        if (match := re.fullmatch(r"round-(\d{1,9})", path.name)) and path.is_dir()
+    }
+    rounds, broken = thinned(sorted(folders), MOST_ROUNDS), []
+    films: Films = {}
+    for number in rounds:
+        for file in sorted(folders[number].glob("*.png")):
+            try:
+                films.setdefault(file.stem, {})[number] = _picture(file)
+            except BROKEN_IMAGE:
+                broken.append(f"samples/{folders[number].name}/{file.name}")
+    while len(rounds) > 1 and _size(films) > budget:
+        rounds = thinned(rounds, len(rounds) // 2)
+        films = {group: {r: uri for r, uri in film.items() if r in rounds} for group, film in films.items()}
+    order = sorted(films, key=lambda group: (groups.index(group) if group in groups else len(groups), group))
+    return Samples({group: films[group] for group in order if films[group]}, tuple(broken))
+
+
+def thinned(rounds: list[int], most: int) -> list[int]:
+    """At most so many, evenly spread; the last always stays, and the first where there is room."""
+    if len(rounds) <= most:
+        return rounds
+    if most <= 1:
+        return rounds[-1:]
+    return [rounds[round(index * (len(rounds) - 1) / (most - 1))] for index in range(most)]
+
+
+def _picture(file: Path) -> str:
+    with Image.open(file, formats=("PNG",)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError("too many pixels")
+        return data_uri(image)
+
+
+def _size(films: Mapping[str, Mapping[int, str]]) -> int:
+    return sum(len(uri) for film in films.values() for uri in film.values())
