@@ -9,7 +9,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -129,8 +129,15 @@ class EvaluationConfig:
     """How often and on how many samples the run is measured; 0 rounds means only at the end."""
 
     every: int = field(default=0, metadata=at_least(0))
-    samples: int = field(default=1000, metadata=at_least(1))
-    metrics: tuple[str, ...] = ("domain",)
+    samples: int = field(default=1000, metadata=at_least(1))  # of each group; as many held-out records, if there are
+    metrics: tuple[str, ...] = ("domain", "spread")
+    # The features of frechet, kernel, inception-score and manifold.
+    backbone: str = "efficientnet-lite0"
+    resolution: int = field(default=0, metadata=at_least(0))  # side of its input; 0: its own
+    weights: str = ""  # a file of weights, for a backbone that does not bring its own
+    importance_samples: int = field(default=64, metadata=at_least(1))  # k of the importance-weighted bound
+    # Beside metrics.jsonl; "auto" is TensorBoard where it is installed.
+    trackers: tuple[str, ...] = ("auto",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +187,10 @@ class Config:
         tree = self.to_mapping()
         del tree["engine"], tree["name"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    def digest_without_seed(self) -> str:
+        """The same for all repetitions of an experiment with other seeds."""
+        return replace(self, seed=0).digest()
 
 
 def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
@@ -273,14 +284,19 @@ def preset_names() -> list[str]:
     return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
 
 
-def load_config(source: str | Path, assignments: Sequence[str] = ()) -> Config:
-    """Read a preset by name or a TOML file by path, then apply ``key.sub=value`` assignments."""
+def load_config(
+    source: str | Path, assignments: Sequence[str] = (), changes: Mapping[str, Any] | None = None
+) -> Config:
+    """Read a preset by name or a TOML file by path, put ``changes`` on top, then apply ``key.sub=value`` assignments.
+
+    ``changes`` are nested as in TOML and count as those of a file that extends the source.
+    """
     path = Path(source)
     if path.suffix != ".toml":
         if str(source) not in preset_names():
             raise ConfigError(unknown("preset", str(source), preset_names()) + "; a file must end in .toml")
         path = PRESETS / f"{source}.toml"
-    return parse(Config, override(_read(path), assignments))
+    return parse(Config, override(_layered(_read(path), changes or {}), assignments))
 
 
 def _read(path: Path) -> dict[str, Any]:

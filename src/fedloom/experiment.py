@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedloom.config import Config, parse
+from fedloom.config import Config, EvaluationConfig, parse
 from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
 from fedloom.engines.calibration import calibrated_engine
-from fedloom.engines.training import Trainer
+from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
+from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
 from fedloom.federation.participation import participants
@@ -26,6 +29,7 @@ from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint, load_checkpoint,
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
 from fedloom.runs.images import save_grid
+from fedloom.runs.trackers import check_trackers, open_trackers
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError
 from fedloom.streams import Streams
@@ -75,6 +79,7 @@ class Experiment:
 
     def run(self, out: Path | str, observer: Observer | None = None) -> Run:
         """Train from the start into a new folder."""
+        check_trackers(self.config)
         evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
         folder = RunFolder.create(Path(out), self.config)
         state = initial_state(self.method, self.federation, self.config)
@@ -96,6 +101,7 @@ class Experiment:
         run = Run(folder)
         if folder.status["state"] != "unfinished":
             return run
+        trackers = open_trackers(self.config, folder.path, state.round)
         engine = self._engine(folder, state)
         try:
             observer.started(self, engine, state.round)
@@ -103,9 +109,13 @@ class Experiment:
                 start = time.perf_counter()
                 context = self._context(state.round + 1)
                 state, report = engine.round(state, context, partial(observer.silo_done, context))
-                metrics = self._evaluate(folder, state, evaluator)
-                seconds = time.perf_counter() - start
-                self._log(folder, report, metrics, seconds)
+                row, egress = self._row(report), [record.to_mapping() for record in report.egress]
+                row["seconds"] = time.perf_counter() - start
+                metrics = self._evaluate(folder, state, evaluator, row, egress)
+                row["seconds"] = seconds = time.perf_counter() - start
+                folder.record_round(row | metrics, egress)
+                for tracker in trackers:
+                    tracker.record(state.round, row | metrics)
                 if reason := ailment(folder.metrics(), self.config.rounds):
                     folder.end("diverged", state.round, reason)
                     return run
@@ -121,6 +131,8 @@ class Experiment:
             raise RunFolderError(f"{error}; {hint}") from error
         finally:
             engine.close()
+            for tracker in trackers:
+                tracker.close()
         return run
 
     def _context(self, number: int) -> RoundContext:
@@ -130,12 +142,11 @@ class Experiment:
             chosen = participants(self.config.participation, len(self.federation), number, self.streams)
         return RoundContext(number, self.config.rounds, chosen)
 
-    def _log(self, folder: RunFolder, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
-        """One row of metrics.jsonl, and what left each silo."""
+    def _row(self, report: RoundReport) -> dict[str, Any]:
+        """What metrics.jsonl says of a round beside its metrics."""
         context = report.context
-        row = {"round": context.round, "seconds": seconds, "participants": context.participants, "steps": report.steps}
-        row |= {f"train/{name}": value for name, value in report.terms.items()} | metrics
-        folder.record_round(row, [record.to_mapping() for record in report.egress])
+        row = {"round": context.round, "seconds": 0.0, "participants": context.participants, "steps": report.steps}
+        return row | {f"train/{name}": value for name, value in report.terms.items()}
 
     def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
         """The engine; a resumed run takes the threads it was started with, because they may change the last bit."""
@@ -146,8 +157,15 @@ class Experiment:
         folder.note({"engine": engine.describe(), "threads": engine.threads})
         return engine
 
-    def _evaluate(self, folder: RunFolder, state: FederationState, evaluator: Evaluator) -> dict[str, float]:
-        """Metrics and sample grids, when they are due."""
+    def _evaluate(
+        self,
+        folder: RunFolder,
+        state: FederationState,
+        evaluator: Evaluator,
+        row: dict[str, Any],
+        egress: list[dict[str, Any]],
+    ) -> dict[str, float]:
+        """Metrics and sample grids, when they are due; this round's log lines are not yet in the folder."""
         every = self.config.evaluation.every
         if state.round != self.config.rounds and (every == 0 or state.round % every):
             return {}
@@ -157,7 +175,8 @@ class Experiment:
             for group in self.federation.groups:
                 images = generator.sample(GRID, group=group, seed=self.config.seed)
                 save_grid(images, samples / f"{file_name(group)}.png")
-        return evaluator.evaluate(generator)
+        rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
+        return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)
 
     def _checkpoint(self, state: FederationState, chosen: tuple[int, ...]) -> Checkpoint:
         server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
@@ -213,6 +232,24 @@ def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
     return FederationState(checkpoint.round, server_state(checkpoint), silos)
 
 
+def torch_device(name: str) -> torch.device:
+    """A device by its name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device = '{name}' is not there: torch finds no such device on this machine") from error
+    return device
+
+
+def kept_models(state: FederationState, federation: Federation) -> dict[str, Tensors]:
+    """What silos keep of their models, by silo and parameter name."""
+    return {
+        federation.silos[index].name: {n.removeprefix(MODEL): t for n, t in kept.tensors.items() if n.startswith(MODEL)}
+        for index, kept in state.silos.items()
+    }
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder, and what can be asked of it."""
@@ -238,6 +275,55 @@ class Run:
     def sample(self, count: int, *, group: str, seed: int = 0) -> Tensor:
         """Images of a group in [0, 1] from the newest checkpoint."""
         return self.generator().sample(count, group=group, seed=seed)
+
+    def evaluation(
+        self,
+        *,
+        settings: EvaluationConfig | None = None,
+        round_number: int | None = None,
+        device: str = "cpu",
+        federation: Federation | None = None,
+    ) -> tuple[Evaluator, Evaluation]:
+        """What metrics look at after a round, by default the newest that was kept, from the run's own data.
+
+        ``settings`` replace the run's own; ``federation`` is needed where the run was given one in memory.
+        """
+        config = self.config if settings is None else replace(self.config, evaluation=settings)
+        checkpoint = load_checkpoint(self.folder.path, round_number)
+        experiment = Experiment.of(config, federation)
+        if checkpoint.facts.get("federation") != experiment.federation.digest:
+            raise RunFolderError(f"{self.folder.path}: the data have changed since its checkpoints were made")
+        evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
+        state = restored(checkpoint, experiment.federation)
+        generator = Generator(experiment.method, state.server, experiment.federation.groups)
+        rounds, egress = (
+            [row for row in rows if row["round"] <= state.round]
+            for rows in (self.folder.metrics(), self.folder.egress())
+        )
+        silos = kept_models(state, experiment.federation)
+        return evaluator, evaluator.evaluation(generator, silos, rounds, egress)
+
+    def evaluate(
+        self,
+        *,
+        settings: EvaluationConfig | None = None,
+        round_number: int | None = None,
+        device: str = "cpu",
+        federation: Federation | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> dict[str, float]:
+        """Measure a checkpoint and add what is found to evaluations.jsonl; ``progress`` hears of each metric."""
+        evaluator, evaluation = self.evaluation(
+            settings=settings, round_number=round_number, device=device, federation=federation
+        )
+        number = self.folder.rounds_done if round_number is None else round_number
+        found: dict[str, float] = {}
+        for name, values, seconds in evaluator.measure(evaluation):
+            self.folder.record_evaluation(number, values, seconds)
+            found |= values
+            if progress is not None:
+                progress(name, seconds)
+        return found
 
 
 def train(

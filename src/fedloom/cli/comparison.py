@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fedloom.cli.metrics import by_metric, last_metrics, number, split_key
+from fedloom.cli.metrics import by_metric, last_metrics, number
 from fedloom.cli.output import Json, show, show_json, table
 from fedloom.errors import RunFolderError
+from fedloom.runs.metrics import split_key
 
 # Which way is better; a metric that is not named here is shown without a winner.
 HIGHER = {"domain-hit", "precision", "recall", "density", "coverage", "inception-score", "probe", "utility"}

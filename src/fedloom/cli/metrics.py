@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from fedloom.cli.output import table
+from fedloom.runs.metrics import TRAINING, split_key
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
 
-TRAINING = "train/"
-
 
 def last_metrics(run: Run) -> dict[str, float]:
-    """The metrics of the newest round that was evaluated; empty before the first."""
-    found = ({k: v for k, v in row.items() if is_metric(k)} for row in reversed(run.metrics()))
-    return next((metrics for metrics in found if metrics), {})
+    """The newest metrics, of the run itself and of later evaluations; empty before the first."""
+    return run.folder.latest_metrics()
 
 
 def last_terms(run: Run) -> dict[str, float]:
@@ -30,21 +27,6 @@ def last_terms(run: Run) -> dict[str, float]:
 
 def _terms(row: Mapping[str, Any]) -> dict[str, float]:
     return {name.removeprefix(TRAINING): value for name, value in row.items() if name.startswith(TRAINING)}
-
-
-def is_metric(key: str) -> bool:
-    """Metric keys have slashes; ``round``, ``seconds`` and the like have none."""
-    return "/" in key and not key.startswith(TRAINING)
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """The metric, and the group or silo that it is of (empty: everybody).
-
-    >>> split_key("blend/domain-cnn/n1000/group=mnist")
-    ('blend/domain-cnn/n1000', 'mnist')
-    """
-    metric, *whose = re.split(r"/(?:group|silo)=", key, maxsplit=1)
-    return metric, "".join(whose)
 
 
 def by_metric(keys: Iterable[str]) -> list[str]:

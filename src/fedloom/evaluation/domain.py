@@ -78,6 +78,13 @@ def blend_rate(probabilities: Tensor, threshold: float = 0.9) -> float:
     return (probabilities.amax(dim=1) < threshold).double().mean().item()
 
 
+def class_coverage(probabilities: Tensor, labels: Tensor, share: float = 0.1) -> float:
+    """The share of the classes in ``labels`` that samples reach: with at least ``share`` of their part there."""
+    classes, counts = torch.unique(labels, return_counts=True)
+    found = (probabilities.argmax(dim=1).cpu().unsqueeze(1) == classes).double().mean(dim=0)
+    return float((found >= share * counts / len(labels)).double().mean())
+
+
 def _balanced(group: Tensor, groups: int, limit: int, streams: Streams) -> Tensor:
     """At most ``limit // groups`` random rows of every group."""
     chosen = []

@@ -31,7 +31,7 @@ class PriorAttack:
 def attack_prior(model: VAE, images: Tensor, group: int, streams: Streams) -> PriorAttack:
     """Average the encoder's means over a handful of images of the group, many times over."""
     means = model.prior_means
-    codes = model.encode(images, torch.full((len(images),), group)).mean
+    codes = model.encode(images, torch.full((len(images),), group, device=images.device)).mean
     picks = [streams.permutation("prior-attack", len(codes), silo=group, step=i)[:HANDFUL] for i in range(ATTEMPTS)]
     estimates = torch.stack([codes[pick].mean(dim=0) for pick in picks])
     distances = torch.cdist(estimates, means)

@@ -1,4 +1,4 @@
-"""The run folder: run.toml, environment.json, status.json, metrics.jsonl, egress.jsonl, checkpoints/, samples/."""
+"""The run folder: run.toml, environment.json, status.json, logs (*.jsonl), checkpoints/, samples/."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,6 +18,7 @@ from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.runs.checkpoint import checkpoint_rounds
 from fedloom.runs.files import append_lines, explained, read_lines, write_atomically, write_folder_atomically
+from fedloom.runs.metrics import is_metric
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,24 @@ class RunFolder:
         """Log a round; this comes before its checkpoint, so a checkpoint never lacks its log."""
         append_lines(self.path / "egress.jsonl", egress)
         append_lines(self.path / "metrics.jsonl", [metrics])
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """One row for each value that ``fedloom evaluate`` found, oldest first."""
+        return read_lines(self.path / "evaluations.jsonl")
+
+    def record_evaluation(self, round_number: int, values: Mapping[str, float], seconds: float) -> None:
+        """Add the values of one metric, which took so many seconds together."""
+        rows = [{"round": round_number, "key": k, "value": v, "seconds": seconds} for k, v in values.items()]
+        append_lines(self.path / "evaluations.jsonl", rows)
+
+    def latest_metrics(self) -> dict[str, float]:
+        """The metrics of the newest round that the run evaluated, and of the newest that was evaluated since."""
+        own = next((row for row in reversed(self.metrics()) if any(map(is_metric, row))), {"round": 0})
+        rows = self.evaluations()
+        newest = max((row["round"] for row in rows), default=0)
+        later = {row["key"]: row["value"] for row in rows if row["round"] == newest}
+        metrics = {key: value for key, value in own.items() if is_metric(key)}
+        return {**metrics, **later} if newest >= own["round"] else {**later, **metrics}
 
     def rewind(self, round_number: int) -> None:
         """Forget log lines after a round: what a killed run had logged but not yet checkpointed."""
