@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT, SQUARE = 440, 250, 400  # narrow enough that letters stay legible on a phone
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 44
 COLOURS, STYLES = 8, 3  # classes c0..c7 of the style sheet, then again with another dash or mark
 TICKS = 4
 LARGEST = 1e300  # beyond it differences overflow; such a value is left out like one that is not finite
+EDGE = 2  # room for the outline of a box
 MARKED = 15  # up to so many points a line shows each of them
 NICE_STEPS = (1, 2, 2.5, 5, 10)
 
@@ -76,12 +77,13 @@ def colour_class(index: int) -> str:
     return f"c{index % COLOURS} d{index // COLOURS % STYLES}"
 
 
-def legend(names: Sequence[str]) -> str:
-    """Names with their colours; nothing where there is one series without a name."""
+def legend(names: Sequence[str], mark: str = "line") -> str:
+    """Names with their colours and marks (``line`` or ``dots``); nothing where there is one series without a name."""
     if not any(names):
         return ""
-    swatch = '<svg viewBox="0 0 22 10" class="swatch {0}" aria-hidden="true"><path class="line {0}" d="M1 5H21"/></svg>'
-    items = (f"<li>{swatch.format(colour_class(i))}{escape(name)}</li>" for i, name in enumerate(names))
+    shape = {"line": "M1 5H21", "dots": "M11 5h0"}[mark]
+    swatch = '<svg viewBox="0 0 22 10" class="swatch" aria-hidden="true"><path class="{} {}" d="{}"/></svg>'
+    items = (f"<li>{swatch.format(mark, colour_class(i), shape)}{escape(name)}</li>" for i, name in enumerate(names))
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -107,27 +109,53 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
 
 
 def scatter(
-    label: str, clouds: Sequence[Series], x_label: str, y_label: str, crosses: Mapping[str, tuple[float, float]]
+    label: str,
+    clouds: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    crosses: Mapping[str, tuple[float, float]],
+    background: Sequence[Point] = (),
 ) -> str:
-    """Points in the plane, a colour for each cloud; ``crosses`` are named places. The first cloud may be background."""
-    known = [(x, y) for cloud in clouds for x, y in cloud.points if drawable(x) and y is not None and drawable(y)]
+    """Points in the plane, a colour for each cloud, before a faint background; ``crosses`` are named places."""
+
+    def places(points: Iterable[Point]) -> list[tuple[float, float]]:
+        return [(x, y) for x, y in points if drawable(x) and y is not None and drawable(y)]
+
+    known = places([*(point for cloud in clouds for point in cloud.points), *background, *crosses.values()])
     if not known:
         return '<p class="quiet">No finite value to draw.</p>'
-    places = [*known, *crosses.values()]
-    x_ticks, y_ticks = (ticks(min(values), max(values)) for values in zip(*places, strict=True))
-    across = Scale(x_ticks[0], x_ticks[-1], LEFT, SQUARE - RIGHT)
-    up = Scale(y_ticks[0], y_ticks[-1], SQUARE - BOTTOM, TOP)
-    parts = [_frame(across, up, x_ticks, y_ticks, x_label, y_label, SQUARE, SQUARE)]
+    x_ticks, y_ticks = (ticks(min(values), max(values)) for values in zip(*known, strict=True))
+    across = Scale(*_padded([x for x, _ in known]), LEFT, SQUARE - RIGHT)
+    up = Scale(*_padded([y for _, y in known]), SQUARE - BOTTOM, TOP)
+    parts = [_frame(across, up, _inside(x_ticks, across), _inside(y_ticks, up), x_label, y_label, SQUARE, SQUARE)]
+    behind = [(across(x), up(y)) for x, y in places(background)]
+    parts.append(f'<path class="dots behind" d="{_dots(behind)}"/>')
     hover: list[list[object]] = []
     for index, cloud in enumerate(clouds):
-        dots = [(across(x), up(y)) for x, y in cloud.points if drawable(x) and y is not None and drawable(y)]
-        parts.append(f'<path class="dots {colour_class(index)}" d="{"".join(f"M{x} {y}h0" for x, y in dots)}"/>')
+        dots = [(across(x), up(y)) for x, y in places(cloud.points)]
+        parts.append(f'<path class="dots {colour_class(index)}" d="{_dots(dots)}"/>')
         hover += [[x, y, cloud.name] for x, y in dots]
     for name, (x, y) in crosses.items():
         left, top = across(x), up(y)
         parts.append(f'<path class="cross" d="M{left - 6} {top}h12M{left} {top - 6}v12"/>')
         hover.append([left, top, name])
-    return _svg(label, SQUARE, SQUARE, parts, hover, "xy") + legend([cloud.name for cloud in clouds])
+    return _svg(label, SQUARE, SQUARE, parts, hover, "xy") + legend([cloud.name for cloud in clouds], "dots")
+
+
+def _dots(places: Iterable[tuple[float, float]]) -> str:
+    """A path of strokes without length: one element for any number of points."""
+    return "".join(f"M{x} {y}h0" for x, y in places)
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    """The range of values with some air around it."""
+    low, high = min(values), max(values)
+    air = 0.04 * (high - low) or 1.0
+    return low - air, high + air
+
+
+def _inside(marks: Iterable[float], scale: Scale) -> list[float]:
+    return [mark for mark in marks if scale.low <= mark <= scale.high]
 
 
 def bars(label: str, counts: Mapping[str, float]) -> str:
@@ -180,32 +208,32 @@ def sharing_diagram(silos: Sequence[tuple[str, str, str]], copies: Sequence[Copy
 
     left, right = middles(len(silos)), middles(len(copies))
     parts = [
-        f'<text class="head-line" x="{wide / 2}" y="16">silos</text>',
-        f'<text class="head-line" x="{WIDTH - wide / 2}" y="16">server</text>',
+        f'<text class="head-line" x="{EDGE + wide / 2}" y="16">silos</text>',
+        f'<text class="head-line" x="{WIDTH - EDGE - wide / 2}" y="16">server</text>',
     ]
     for link in links:
         y1, y2 = left[link.silos], right[link.copy]
-        start, end, bend = wide + 3, WIDTH - wide - 3, WIDTH / 2
+        start, end, bend = EDGE + wide + 3, WIDTH - EDGE - wide - 3, WIDTH / 2
         arrows = (' marker-end="url(#arrow)"' if link.up else "") + (' marker-start="url(#arrow)"' if link.down else "")
         scope = escape(copies[link.copy].scope, quote=True)
         parts.append(f'<path class="flow {scope}" d="M{start} {y1}C{bend} {y1} {bend} {y2} {end} {y2}"{arrows}/>')
     for (name, many, stays), middle in zip(silos, left, strict=True):
-        parts.append(_box(0, middle, wide, box, "party", name, f"{many}; keeps {stays}" if stays else many))
+        parts.append(_box(EDGE, middle, wide, box, "party", name, f"{many}; keeps {stays}" if stays else many))
     for copy, middle in zip(copies, right, strict=True):
-        parts.append(_box(WIDTH - wide, middle, wide, box, f"copy {escape(copy.scope)}", copy.block, copy.owner))
+        parts.append(_box(WIDTH - EDGE - wide, middle, wide, box, f"copy {escape(copy.scope)}", copy.block, copy.owner))
     return _svg("Who shares what with the server", WIDTH, round(height), parts, [], "x", "sharing")
 
 
 def _box(x: float, middle: float, width: float, height: float, style: str, title: str, below: str) -> str:
-    def line(text: str, y: float, kind: str) -> str:
-        return f'<text class="{kind}" x="{x + width / 2}" y="{y}">{escape(_shortened(text))}</text>'
+    def line(text: str, most: int, y: float, kind: str) -> str:
+        return f'<text class="{kind}" x="{x + width / 2}" y="{y}">{escape(_shortened(text, most))}</text>'
 
     rect = f'<rect class="{style}" x="{x}" y="{middle - height / 2}" width="{width}" height="{height}" rx="6"/>'
     hint = f"<title>{escape(f'{title}: {below}')}</title>"
-    return f"<g>{hint}{rect}{line(title, middle - 4, 'name')}{line(below, middle + 13, 'note')}</g>"
+    return f"<g>{hint}{rect}{line(title, 17, middle - 4, 'name')}{line(below, 22, middle + 13, 'note')}</g>"
 
 
-def _shortened(text: str, most: int = 22) -> str:
+def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -218,8 +246,7 @@ def _line(index: int, one: Series, across: Scale, up: Scale) -> str:
         if len(piece) > 1:
             pieces.append("M" + "L".join(f"{x} {y}" for x, y in piece))
     dotted = [place for piece in whole for place in piece if len(one.points) <= MARKED or len(piece) == 1]
-    dots = "".join(f"M{x} {y}h0" for x, y in dotted)
-    return f'<path class="line {style}" d="{"".join(pieces)}"/><path class="dots {style}" d="{dots}"/>'
+    return f'<path class="line {style}" d="{"".join(pieces)}"/><path class="dots {style}" d="{_dots(dotted)}"/>'
 
 
 def _frame(
@@ -249,7 +276,7 @@ def _frame(
 
 
 def _tick(value: float) -> str:
-    return f"{value + 0.0:.4g}"  # + 0.0: no minus before zero
+    return f"{value + 0.0:.4g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
 
 
 def _svg(

@@ -53,6 +53,14 @@
     chart.addEventListener("pointercancel", hide);
   });
 
+  // A link to a run opens it.
+  const open = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    if (target && target.tagName === "DETAILS") target.open = true;
+  };
+  addEventListener("hashchange", open);
+  open();
+
   // On paper everything is open.
   addEventListener("beforeprint", () => each("details:not([open])", (one) => { one.open = true; one.dataset.closed = ""; }));
   addEventListener("afterprint", () => each("details[data-closed]", (one) => { one.open = false; delete one.dataset.closed; }));

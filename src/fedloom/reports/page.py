@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import tomli_w
 from fedloom.reports.charts import ARROW_HEAD, Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.findings import Finding
-from fedloom.reports.metrics import TRAINING, best, is_metric, last, sample_count, split_key, uncounted
+from fedloom.reports.metrics import TRAINING, History, best, is_metric, last, sample_count, split_key, uncounted
 from fedloom.reports.panels import Panel
 from fedloom.reports.pictures import Films, Samples
 
@@ -68,7 +69,10 @@ def page(stories: Sequence[Story], version: str, json_name: str) -> str:
         sections = comparison_sections(stories)
         heading = f'<p class="sub">{text(", ".join(story.facts.label for story in stories))}</p>'
         runs = "".join(_collapsed(number_, story) for number_, story in enumerate(stories, start=1))
-    links = "".join(f'<a href="#{section.anchor}">{text(section.title)}</a>' for section in sections)
+    targets = [(section.anchor, section.title) for section in sections]
+    if runs:
+        targets += [(f"run{number_}", story.facts.label) for number_, story in enumerate(stories, start=1)]
+    links = "".join(f'<a href="#{anchor}">{text(name)}</a>' for anchor, name in targets)
     style, script = (ROOM.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
     return (
@@ -155,10 +159,10 @@ def _findings(found: Sequence[Finding]) -> str:
 
 def _silos(facts: RunFacts) -> str:
     data, participation = facts.config["data"], facts.config["participation"]
-    intro = (
-        f"Method {_method(facts)} on {data['source']}, partition {data['partition']}, layout {data['layout']}. "
-        f"In a round, {participation['rate']:.0%} of the silos take part ({participation['mode']})."
-    )
+    share = f"In a round, {participation['rate']:.0%} of the silos take part ({participation['mode']})."
+    if data["layout"] == "centralised":
+        share = "All records lie in one silo, which takes part in every round."
+    intro = f"Method {_method(facts)} on {data['source']}, partition {data['partition']}. {share}"
     rows = []
     for silo in facts.silos[:MOST_SILOS]:
         known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
@@ -251,13 +255,13 @@ def _metrics_table(facts: RunFacts) -> str:
 def _curves(facts: RunFacts, *, training: bool) -> str:
     """A chart for each metric, or each loss term and cost, that has more than one value."""
     families: dict[str, list[Series]] = {}
-    for key, history in facts.metrics.items():
+    for key, history in _losses_first(facts.metrics):
         if is_metric(key) == training or len(history) < 2:
             continue
         metric, whose = split_key(uncounted(key))
         count = sample_count(key)
         name = f"{whose or 'all'} (n={count:,})" if count is not None else whose
-        families.setdefault(metric, []).append(Series(name, tuple(history.items())))
+        families.setdefault(metric, []).append(Series(name, _points(key, history)))
     charts = [
         (text(_named(family)), line_chart(f"{family} over rounds", series[:MOST_LINES], _named(family)))
         for family, series in families.items()
@@ -265,9 +269,20 @@ def _curves(facts: RunFacts, *, training: bool) -> str:
     return _figures([f"<figcaption><b>{caption}</b></figcaption>{chart}" for caption, chart in charts])
 
 
+def _losses_first(metrics: History) -> list[tuple[str, dict[int, float | None]]]:
+    """Loss terms, then metrics, then costs such as seconds."""
+    return sorted(metrics.items(), key=lambda item: (not item[0].startswith(TRAINING), not is_metric(item[0])))
+
+
+def _points(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int, float | None], ...]:
+    """A curve's points, bytes as megabytes."""
+    scale = 1e-6 if key == "bytes" else 1.0
+    return tuple((number_, None if value is None else scale * value) for number_, value in history.items())
+
+
 def _named(family: str) -> str:
     """A curve's name with its unit, where the key does not say it."""
-    known = {"seconds": "seconds a round", "steps": "steps a round", "bytes": "bytes that left in a round"}
+    known = {"seconds": "seconds a round", "steps": "steps a round", "bytes": "MB that left in a round"}
     return known.get(family, family.removeprefix(TRAINING))
 
 
@@ -288,6 +303,8 @@ def _samples(stories: Sequence[Story], prefix: str) -> str:
     rows = "".join(_film_row(group, [(label, samples.films) for label, samples in films]) for group in groups)
     if len(stories) == 1:
         rows = _figures([_film(group, film) for group, film in films[0][1].films.items()])
+    if len(rounds) == 1:
+        return note + rows
     return f'{note}<div class="player"><div class="control">{slider}</div>{rows}</div>'
 
 
@@ -309,21 +326,26 @@ def _film(label: str, film: Mapping[int, str]) -> str:
 def _panel(name: str, panel: Panel) -> str:
     if panel.missing:
         return f"<p>{text(panel.intro)}</p><p><b>Not shown:</b> {text(panel.missing)}.</p>"
-    parts = [
-        f"<figcaption>{text(figure.caption)}</figcaption>"
-        + (figure.chart or f'<img src="{figure.picture}" alt="{text(panel.title)}: {text(figure.caption)}">')
-        for figure in panel.figures
-    ]
     kind = "broad" if name in BROAD_PANELS else "small" if name in SMALL_PANELS else ""
-    return f"<p>{text(panel.intro)}</p>{_latent_note(panel)}{_figures(parts, kind)}"
+    rows = []
+    for row, figures in itertools.groupby(panel.figures, key=lambda figure: figure.row):
+        parts = [
+            f"<figcaption>{text(figure.caption)}</figcaption>"
+            + (figure.chart or f'<img src="{figure.picture}" alt="{text(panel.title)}: {text(figure.caption)}">')
+            for figure in figures
+        ]
+        rows.append((f"<h3>{text(row)}</h3>" if row else "") + _figures(parts, kind))
+    return f"<p>{text(panel.intro)}</p>{_latent_note(panel)}{''.join(rows)}"
 
 
 def _latent_note(panel: Panel) -> str:
     if "active_dimensions" not in panel.numbers:
         return ""
     dimensions = panel.numbers["dimensions"]
-    active = ", ".join(f"{count} for {group}" for group, count in panel.numbers["active_dimensions"].items())
-    return f"<p>Of {dimensions} dimensions, so many carry something about an image: {text(active)}.</p>"
+    active = ", ".join(
+        f"{count} of {dimensions} for {group}" for group, count in panel.numbers["active_dimensions"].items()
+    )
+    return f"<p>Latent dimensions that carry something about an image: {text(active)}.</p>"
 
 
 def _egress(facts: RunFacts) -> str:
@@ -333,14 +355,17 @@ def _egress(facts: RunFacts) -> str:
             f"{silo.rounds:,}",
             size(silo.bytes),
             size(silo.bytes / silo.rounds) if silo.rounds else "-",
-            text(", ".join((*silo.blocks, *silo.payloads))),
+            text(", ".join(silo.blocks)),
+            text(", ".join(silo.payloads)),
         )
         for silo in facts.silos[:MOST_SILOS]
     ]
     if not any(silo.rounds for silo in facts.silos):
         return "<p>The egress log is empty: nothing has left a silo.</p>"
-    headers = ("silo", "rounds", "bytes in all", "bytes a round", "what left (block@owner, payloads)")
-    intro = "<p>Every byte that crossed a silo's door, as the egress guard logged it. Records never leave.</p>"
+    headers = ("silo", "rounds", "bytes in all", "bytes a round", "blocks (block@owner)", "payloads")
+    costs = "; ".join(f"{name}: {cost}" for name, cost in facts.payloads.items())
+    meaning = f" What a payload is: {costs}." if costs else ""
+    intro = f"<p>Every byte that crossed a silo's door, as the egress guard logged it.{text(meaning)}</p>"
     return intro + _table(headers, rows, right=(1, 2, 3)) + _more(facts.silos)
 
 
@@ -370,17 +395,12 @@ def comparison_sections(stories: Sequence[Story]) -> list[Section]:
         f"<h3>{text(story.facts.label)}: {text(_method(story.facts))}</h3>{_findings(story.findings)}"
         for story in stories
     )
-    found = [
+    return [
         Section("metrics", "Metrics", _comparison_table(stories)),
         Section("samples", "Samples, round by round", _samples(stories, "")),
         Section("warnings", "Warnings", warned),
         Section("curves", "Curves", _overlaid(stories)),
     ]
-    links = "".join(
-        f'<li><a href="#run{number_}">{text(story.facts.label)}</a></li>'
-        for number_, story in enumerate(stories, start=1)
-    )
-    return [*found, Section("runs", "The runs", f"<ul>{links}</ul>")]
 
 
 def comparison(stories: Sequence[Story]) -> dict[str, dict[str, float | None]]:
@@ -417,9 +437,9 @@ def _overlaid(stories: Sequence[Story]) -> str:
     """A chart for each metric and group with a line for each run."""
     charts: dict[str, list[Series]] = {}
     for story in stories:
-        for key, history in story.facts.metrics.items():
+        for key, history in _losses_first(story.facts.metrics):
             if len(history) > 1:
-                charts.setdefault(key, []).append(Series(story.facts.label, tuple(history.items())))
+                charts.setdefault(key, []).append(Series(story.facts.label, _points(key, history)))
     return _figures(
         [
             f"<figcaption><b>{text(_named(key))}</b></figcaption>"

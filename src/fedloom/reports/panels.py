@@ -30,11 +30,12 @@ ACTIVE = 0.01  # variance of a latent mean over images from which a dimension ca
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture or chart with its caption."""
+    """A picture or chart with its caption; figures of one ``row`` stand beside each other under its name."""
 
     caption: str
     picture: str = ""  # a data URI
     chart: str = ""  # SVG
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def pathways(subject: Subject) -> Drawn:
         raise NotShownError("")
     _imaging(subject)
     return [
-        Figure(f"{group}, pathway {name}: {way.summary}", grid(generator.sample(SMALL, group=group, pathway=name)))
+        Figure(f"{name}: {way.summary}", grid(generator.sample(SMALL, group=group, pathway=name)), row=group)
         for group in generator.groups[:MOST_GROUPS]
         for name, way in generator.method.pathways.items()
     ], {}
@@ -178,7 +179,7 @@ def prior_swaps(subject: Subject) -> Drawn:
         raise NotShownError("")  # one prior for all
     _imaging(subject)
     return [
-        Figure(f"decoder of {group}, prior of {prior}" + (" (its own)" if group == prior else ""), grid(images))
+        Figure(f"prior of {prior}" + (" (its own)" if group == prior else ""), grid(images), row=f"decoder of {group}")
         for (group, prior), images in made.items()
     ], {}
 
@@ -207,7 +208,8 @@ def latent_space(subject: Subject) -> Drawn:
             for name in sorted(set(labels[group]), key=[*federation.classes, "unlabelled"].index)
         ]
         title = f"{group}, coloured by class"
-        figures.append(Figure(title, chart=scatter(title, by_class, *plane.names, {})))
+        others = [point for other in generator.groups if other != group for point in places[other]]
+        figures.append(Figure(title, chart=scatter(title, by_class, *plane.names, {}, others)))
     active = {group: int((values.var(dim=0, correction=0) > ACTIVE).sum()) for group, values in codes.items()}
     numbers = {
         "dimensions": priors.shape[1],
