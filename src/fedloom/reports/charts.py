@@ -81,7 +81,7 @@ def legend(names: Sequence[str], mark: str = "line") -> str:
     """Names with their colours and marks (``line`` or ``dots``); nothing where there is one series without a name."""
     if not any(names):
         return ""
-    shape = {"line": "M1 5H21", "dots": "M11 5h0"}[mark]
+    shape = {"line": "M1 5H21", "dots": "M11 5h.01"}[mark]
     swatch = '<svg viewBox="0 0 22 10" class="swatch" aria-hidden="true"><path class="{} {}" d="{}"/></svg>'
     items = (f"<li>{swatch.format(mark, colour_class(i), shape)}{escape(name)}</li>" for i, name in enumerate(names))
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -143,8 +143,8 @@ def scatter(
 
 
 def _dots(places: Iterable[tuple[float, float]]) -> str:
-    """A path of strokes without length: one element for any number of points."""
-    return "".join(f"M{x} {y}h0" for x, y in places)
+    """A path of strokes almost without length (without any, some printers drop them): one element for all points."""
+    return "".join(f"M{x} {y}h.01" for x, y in places)
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:

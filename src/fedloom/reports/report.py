@@ -17,9 +17,11 @@ from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.reports.facts import ReportedRun, facts_of, subject_of
 from fedloom.reports.findings import findings
-from fedloom.reports.page import Story, comparison, page
+from fedloom.reports.page import page
 from fedloom.reports.panels import panels_of
+from fedloom.reports.parts import Story
 from fedloom.reports.pictures import samples_of
+from fedloom.reports.several_runs import comparison
 from fedloom.runs.files import write_atomically
 from fedloom.streams import Streams
 

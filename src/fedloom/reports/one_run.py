@@ -1,0 +1,249 @@
+"""The sections about one run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import tomli_w
+
+from fedloom.reports.charts import Copy, Link, Series, bars, line_chart, number, sharing_diagram
+from fedloom.reports.facts import RunFacts, SiloFacts
+from fedloom.reports.metrics import is_metric, last, sample_count, split_key, uncounted
+from fedloom.reports.panels import Panel
+from fedloom.reports.parts import (
+    Section,
+    Story,
+    curve_name,
+    figure_grid,
+    finding_list,
+    losses_first,
+    method_of,
+    points_of,
+    sample_films,
+    size,
+    table,
+    text,
+)
+
+MOST_SILOS = 200  # rows of a table; the JSON file has them all
+MOST_LINES = 24  # in one chart
+MOST_BOXES = 12  # on a side of the sharing diagram
+BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours"}
+SMALL_PANELS = {"prior-swap", "pathways"}
+
+
+def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Section]:
+    """Everything about one run, in the order in which people ask."""
+    facts, found = story.facts, []
+
+    def add(anchor: str, title: str, body: str) -> None:
+        if body:
+            found.append(Section(prefix + anchor, title, body))
+
+    if with_samples:
+        add("samples", "Samples, round by round", sample_films([story]))
+    add("silos", "Who took part", _silos(facts))
+    add("sharing", "Who shares what", _sharing(facts))
+    add("metrics", "Metrics", _metrics_table(facts) + _curves(facts, training=False))
+    add("training", "Training", _curves(facts, training=True))
+    for name, panel in story.panels.items():
+        add(name, panel.title, _panel(name, panel))
+    add("egress", "What left each silo", _egress(facts))
+    add("privacy", "Privacy", _privacy(facts))
+    add("reproduce", "Reproduce", _reproduce(facts))
+    add("environment", "Environment", table(("", ""), [(text(k), text(v)) for k, v in facts.environment.items()]))
+    add("configuration", "Configuration", f"<pre>{text(tomli_w.dumps(facts.config))}</pre>")
+    return found
+
+
+def run_heading(story: Story) -> str:
+    """The run at a glance, and its warnings."""
+    facts = story.facts
+    records = [silo.records for silo in facts.silos if silo.records is not None]
+    cards = {
+        "rounds": f"{facts.rounds_done} of {facts.rounds_planned}",
+        "state": facts.status["state"],
+        "silos": f"{len(facts.silos):,}" if facts.silos else "unknown",
+        "groups": ", ".join(facts.groups[:4]) + (" …" if len(facts.groups) > 4 else "") or "unknown",
+        "training records": f"{sum(records):,}" if records else "unknown",
+        "left the silos": size(sum(silo.bytes for silo in facts.silos)),
+        "privacy": facts.guarantee or "unknown",
+    }
+    boxes = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards.items())
+    return f'<div class="cards">{boxes}</div>{finding_list(story.findings)}'
+
+
+def _silos(facts: RunFacts) -> str:
+    data, participation = facts.config["data"], facts.config["participation"]
+    share = f"In a round, {participation['rate']:.0%} of the silos take part ({participation['mode']})."
+    if data["layout"] == "centralised":
+        share = "All records lie in one silo, which takes part in every round."
+    intro = f"Method {method_of(facts)} on {data['source']}, partition {data['partition']}. {share}"
+    rows = []
+    for silo in facts.silos[:MOST_SILOS]:
+        known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
+        rows.append(
+            (
+                text(silo.name),
+                text(", ".join(silo.groups)),
+                "unknown" if silo.records is None else f"{silo.records:,}",
+                bars(f"Labels of {silo.name}", known) if known else "",
+                f"{silo.rounds:,}",
+            )
+        )
+    headers = ("silo", "groups", "records", "records of each class", "rounds taken part")
+    unknown = any(silo.records is None for silo in facts.silos)
+    why = "<p>Sizes and labels are missing because the records cannot be loaded again.</p>" if unknown else ""
+    return f"<p>{text(intro)}</p>{why}{table(headers, rows, right=(2, 4))}{_more(facts.silos)}"
+
+
+def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:
+    """The classes that occur in silos of the same groups, so that their histograms can be compared."""
+    there = {name for other in facts.silos if other.groups == silo.groups for name in other.classes}
+    return [name for name in (*facts.classes, "unlabelled") if name in there]
+
+
+def _more(silos: Sequence[SiloFacts]) -> str:
+    hidden = len(silos) - MOST_SILOS
+    return f'<p class="quiet">{hidden:,} more silos are in the JSON file.</p>' if hidden > 0 else ""
+
+
+def _sharing(facts: RunFacts) -> str:
+    if not facts.plan:
+        return "<p>The sharing plan is not known: there is neither a checkpoint nor the data.</p>"
+    parties: dict[tuple[str, ...], int] = {}
+    for silo in facts.silos:
+        parties[silo.groups or facts.groups] = parties.get(silo.groups or facts.groups, 0) + 1
+    shown = dict(list(parties.items())[:MOST_BOXES]) or {(group,): 0 for group in facts.groups[:MOST_BOXES]}
+    copies, links = _copies(facts, list(shown))
+    stays = ", ".join(block for block, rule in facts.plan.items() if rule["scope"] == "silo" and not rule["up"])
+    boxes = [
+        (", ".join(groups), f"{count} silo{'' if count == 1 else 's'}" if count else "", stays)
+        for groups, count in shown.items()
+    ]
+    rows = [
+        (text(block), text(rule["scope"]), "yes" if rule["up"] else "never", text(rule["down"]))
+        for block, rule in facts.plan.items()
+    ]
+    left_out = len(parties) - len(shown)
+    more = f'<p class="quiet">{left_out} more kinds of silos are not drawn.</p>' if left_out > 0 else ""
+    payloads = "".join(f"<li><b>{text(name)}</b>: {text(cost)}</li>" for name, cost in facts.payloads.items())
+    return (
+        "<p>Solid: one copy for everybody. Dashed: one for each group. Dotted: each silo's own. "
+        "An arrow to the server means that it leaves the silo, one to the silos that a merged copy comes back.</p>"
+        f"{sharing_diagram(boxes, copies, links)}{more}"
+        f"{table(('block', 'scope', 'leaves the silo', 'comes back'), rows)}"
+        f"<p>Beside blocks there leaves:</p><ul>{payloads or '<li>nothing</li>'}</ul>"
+    )
+
+
+def _copies(facts: RunFacts, parties: Sequence[tuple[str, ...]]) -> tuple[list[Copy], list[Link]]:
+    """The server's boxes, and the lines that lead to them."""
+    copies: list[Copy] = []
+    links: list[Link] = []
+    for block, rule in facts.plan.items():
+        owners = {
+            "global": ["all silos"],
+            "group": list(facts.groups),
+            "silo": ["each silo's own"] if rule["up"] else [],
+            "server": ["the server's own"],
+        }[rule["scope"]]
+        for owner in owners[: MOST_BOXES - len(copies)]:
+            copies.append(Copy(block, owner, rule["scope"]))
+            for index, groups in enumerate(parties):
+                down = rule["down"] != "nothing"
+                if (rule["scope"] != "group" or owner in groups) and (rule["up"] or down):
+                    links.append(Link(index, len(copies) - 1, rule["up"], down))
+    return copies, links
+
+
+def _metrics_table(facts: RunFacts) -> str:
+    rows = []
+    for key in sorted(filter(is_metric, facts.metrics), key=lambda key: split_key(key)[0]):
+        metric, whose = split_key(key)
+        history = facts.metrics[key]
+        rows.append((text(metric), text(whose or "all"), number(last(history)), str(max(history))))
+    if not rows:
+        return "<p>No metric was computed in this run; its loss terms are under Training.</p>"
+    return table(("metric", "of", "newest value", "in round"), rows, right=(2, 3), key=0)
+
+
+def _curves(facts: RunFacts, *, training: bool) -> str:
+    """A chart for each metric, or each loss term and cost, that has more than one value."""
+    families: dict[str, list[Series]] = {}
+    for key, history in losses_first(facts.metrics):
+        if is_metric(key) == training or len(history) < 2:
+            continue
+        metric, whose = split_key(uncounted(key))
+        count = sample_count(key)
+        name = f"{whose or 'all'} (n={count:,})" if count is not None else whose
+        families.setdefault(metric, []).append(Series(name, points_of(key, history)))
+    charts = [
+        (text(curve_name(family)), line_chart(f"{family} over rounds", series[:MOST_LINES], curve_name(family)))
+        for family, series in families.items()
+    ]
+    return figure_grid([f"<figcaption><b>{caption}</b></figcaption>{chart}" for caption, chart in charts])
+
+
+def _panel(name: str, panel: Panel) -> str:
+    if panel.missing:
+        return f"<p>{text(panel.intro)}</p><p><b>Not shown:</b> {text(panel.missing)}.</p>"
+    kind = "broad" if name in BROAD_PANELS else "small" if name in SMALL_PANELS else ""
+    rows = []
+    for row, figures in itertools.groupby(panel.figures, key=lambda figure: figure.row):
+        parts = [
+            f"<figcaption>{text(figure.caption)}</figcaption>"
+            + (figure.chart or f'<img src="{figure.picture}" alt="{text(panel.title)}: {text(figure.caption)}">')
+            for figure in figures
+        ]
+        rows.append((f"<h3>{text(row)}</h3>" if row else "") + figure_grid(parts, kind))
+    return f"<p>{text(panel.intro)}</p>{_latent_note(panel)}{''.join(rows)}"
+
+
+def _latent_note(panel: Panel) -> str:
+    if "active_dimensions" not in panel.numbers:
+        return ""
+    dimensions = panel.numbers["dimensions"]
+    active = ", ".join(
+        f"{count} of {dimensions} for {group}" for group, count in panel.numbers["active_dimensions"].items()
+    )
+    return f"<p>Latent dimensions that carry something about an image: {text(active)}.</p>"
+
+
+def _egress(facts: RunFacts) -> str:
+    rows = [
+        (
+            text(silo.name),
+            f"{silo.rounds:,}",
+            size(silo.bytes),
+            size(silo.bytes / silo.rounds) if silo.rounds else "-",
+            text(", ".join(silo.blocks)),
+            text(", ".join(silo.payloads)),
+        )
+        for silo in facts.silos[:MOST_SILOS]
+    ]
+    if not any(silo.rounds for silo in facts.silos):
+        return "<p>The egress log is empty: nothing has left a silo.</p>"
+    headers = ("silo", "rounds", "bytes in all", "bytes a round", "blocks (block@owner)", "payloads")
+    costs = "; ".join(f"{name}: {cost}" for name, cost in facts.payloads.items())
+    meaning = f" What a payload is: {costs}." if costs else ""
+    intro = f"<p>Every byte that crossed a silo's door, as the egress guard logged it.{text(meaning)}</p>"
+    return intro + table(headers, rows, right=(1, 2, 3)) + _more(facts.silos)
+
+
+def _privacy(facts: RunFacts) -> str:
+    if not facts.guarantee:
+        return "<p>Unknown: there is neither a checkpoint nor the data to tell which mechanism was used.</p>"
+    explained = {
+        "no DP guarantee": "No mechanism bounds what the shared parameters reveal about a single record. That records "
+        "stayed at their silos is no privacy guarantee by itself."
+    }
+    return f"<p><b>{text(facts.guarantee)}</b></p><p>{text(explained.get(facts.guarantee, ''))}</p>"
+
+
+def _reproduce(facts: RunFacts) -> str:
+    command = facts.environment.get("command", "")
+    first = f"<p>It was first started with:</p><pre class='wrap'>{text(command)}</pre>" if command else ""
+    seed = f"<p>Seed {facts.seed}; the same versions and the same number of threads give the same bits.</p>"
+    return f"<pre class='wrap'>{text(facts.reproduce)}</pre>{seed}{first}"
