@@ -131,3 +131,14 @@ def test_torch_seeds_differ_by_purpose_and_silo_and_fit_torch() -> None:
     assert len(set(seeds)) == 3
     for seed in seeds:
         torch.Generator().manual_seed(seed)
+
+
+def test_orders_of_many_silos_at_once_are_those_of_each() -> None:
+    """Silos 4 and 7 hold 9 and 5 records; epochs 0 and 1."""
+    silos, epochs, sizes = torch.tensor([[4], [7]]), torch.tensor([0, 1]), torch.tensor([[9], [5]])
+    orders = Streams(3).permutation("batches", 9, silo=silos, round=2, step=epochs, shorter=9 - sizes)
+    assert orders.shape == (2, 2, 9)
+    for row, (silo, size) in enumerate([(4, 9), (7, 5)]):
+        for epoch in (0, 1):
+            alone = Streams(3).permutation("batches", size, silo=silo, round=2, step=epoch)
+            assert orders[row, epoch].tolist() == [*alone.tolist(), *range(size, 9)]

@@ -112,14 +112,22 @@ class Streams:
         purpose: str,
         count: int,
         *,
-        silo: int = 0,
+        silo: int | Tensor = 0,
         round: int = 0,
-        step: int = 0,
+        step: int | Tensor = 0,
+        shorter: int | Tensor = 0,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """A random order of ``range(count)``: indices sorted by a 62-bit draw of their own."""
+        """A random order of ``range(count)``: indices sorted by a 62-bit draw of their own.
+
+        Tensors in ``silo`` and ``step`` give one order for each of their entries; where ``shorter`` says by how much,
+        it is an order of so many fewer indices, and what lies beyond comes last.
+        """
         high, low, _, _ = self.words(purpose, count, silo=silo, round=round, step=step, device=device)
-        return torch.argsort(((high >> 1) << 31) | (low >> 1), stable=True)
+        rank = ((high >> 1) << 31) | (low >> 1)
+        last = count - torch.as_tensor(shorter, dtype=torch.int64, device=device).unsqueeze(-1)
+        rank = torch.where(torch.arange(count, device=device) < last, rank, 1 << 62)
+        return torch.argsort(rank, dim=-1, stable=True)
 
     def torch_seed(self, purpose: str, *, silo: int = 0) -> int:
         """A seed for code that insists on torch's own generator, such as the initialisation of a module."""

@@ -49,7 +49,7 @@ class Result:
     """What came of a task: the update that left the silo, and what stays at home."""
 
     silo: int
-    update: Update
+    update: Update  # its blocks are missing where an engine has merged them already
     egress: EgressRecord
     state: SiloState
     terms: Mapping[str, float]  # mean of each loss term over the round; stays at the silo (simulation shows it)
@@ -140,6 +140,14 @@ def conclude(
     server = state.server
     if results:
         server = method.server_step(server, [result.update for result in results], context, streams)
+    return settled(state, context, server, results)
+
+
+def settled(
+    state: FederationState, context: RoundContext, server: ServerState, results: list[Result]
+) -> tuple[FederationState, RoundReport]:
+    """The end of a round: the server's new state, what the silos keep, and the report."""
+    results = sorted(results, key=lambda result: result.silo)
     silos = dict(state.silos)
     silos.update({result.silo: result.state for result in results if result.state.tensors})
     steps = sum(result.steps for result in results)

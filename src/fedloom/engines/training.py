@@ -80,7 +80,7 @@ class Trainer:
             silo=silo.name,
             round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            weights=self._weights(silo),
+            weights=self.weights(silo),
         )
         return Result(
             silo=task.silo,
@@ -156,7 +156,7 @@ class Trainer:
 
     def _optimizer(self, phase: Phase, model: nn.Module, state: SiloState) -> torch.optim.Optimizer:
         """A phase's optimiser, with its old moments where the phase keeps them."""
-        named = _parameters_of(phase, model)
+        named = parameters_of(phase, model)
         optimizer = make_optimizer(phase.optimizer, list(named.values()))
         for name, parameter in named.items():
             prefix = f"{OPTIMIZER}{phase.name}/{name}/"
@@ -171,12 +171,12 @@ class Trainer:
         tensors = {MODEL + n: t.clone() for n, t in model.state_dict().items() if private and n.startswith(private)}
         for phase, optimizer in zip(self.method.phases, optimizers, strict=True):
             if phase.optimizer.keep:
-                for name, parameter in _parameters_of(phase, model).items():
+                for name, parameter in parameters_of(phase, model).items():
                     for key, value in optimizer.state[parameter].items():
                         tensors[f"{OPTIMIZER}{phase.name}/{name}/{key}"] = value.clone()
         return SiloState(tensors)
 
-    def _weights(self, silo: Silo) -> dict[str, float]:
+    def weights(self, silo: Silo) -> dict[str, float]:
         """How many records stand behind the silo's copies, in all and per group."""
         counts = {g: float((silo.train.group == g).sum()) for g in silo.groups}
         return {
@@ -185,6 +185,7 @@ class Trainer:
         }
 
 
-def _parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
+def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a phase trains, by their names in the model."""
     prefixes = tuple(f"{block}." for block in phase.trains)
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)}

@@ -19,7 +19,10 @@ class Mechanism(Protocol):
         ...
 
     def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Gradients for ``parameters`` from per-example losses; rows whose mask is 0 do not exist."""
+        """Gradients for ``parameters`` from per-example losses; rows whose mask is 0 do not exist.
+
+        Values and mask have shape (batch,), or (silos, batch) where the parameters are stacks of as many silos.
+        """
         ...
 
 
@@ -34,5 +37,6 @@ class NoPrivacy:
 
     def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The gradient of the masked mean; a parameter that the losses do not reach gets zeros."""
-        mean = (values * mask).sum() / mask.sum()
-        return torch.autograd.grad(mean, parameters, allow_unused=True, materialize_grads=True)
+        means = (values * mask).sum(dim=-1) / mask.sum(dim=-1)
+        # One silo's mean does not depend on another's parameters, so the sum has each silo's own gradient.
+        return torch.autograd.grad(means.sum(), parameters, allow_unused=True, materialize_grads=True)

@@ -1,0 +1,210 @@
+"""The fused engine: all silos of a round in one batched program; what is learned equals the reference engine's."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedloom.engines.base import (
+    FederationState,
+    Result,
+    RoundReport,
+    SiloState,
+    conclude,
+    settled,
+    site_of,
+)
+from fedloom.engines.fused_batches import Schedule, numbers_per_step
+from fedloom.engines.fused_layers import rewritten
+from fedloom.engines.fused_merge import StackedMean
+from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
+from fedloom.engines.fused_stack import Stack, stacks_of
+from fedloom.engines.fused_step import Precision
+from fedloom.engines.fused_support import finite_rows, tried
+from fedloom.engines.training import Trainer, local_steps
+from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Mean, ServerState
+from fedloom.sharing.update import Update, check_update, pass_egress
+
+CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
+WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
+
+
+@dataclass(frozen=True)
+class FusedOptions:
+    """Where and how; none of it changes what is learned beyond rounding."""
+
+    device: torch.device
+    precision: Precision = "float32"
+    chunk: int = CUDA_CHUNK
+    matrix_convolutions: bool = True
+    compiled: bool = False
+
+
+class FusedEngine:
+    """Stacks of silos, chunk after chunk."""
+
+    threads = 1  # of the host
+
+    def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
+        self._trainer, self._options = trainer, options
+        self.chunk = options.chunk
+        self._stacks = stacks_of(trainer, options.device)
+        self._convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
+        self._trials = [tried(trainer, stack) for stack in self._stacks]
+        self._programs: dict[int, tuple[StackProgram, Runner]] = {}
+        if options.device.type == "cpu":
+            torch.set_num_threads(self.threads)
+
+    def describe(self) -> str:
+        """Device, precision, and how the silos are batched."""
+        device = self._options.device
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
+        parts = [f"fused on {where}", self._options.precision, f"{stacks} of up to {self.chunk} silos"]
+        if self._convolutions:
+            parts.append("convolutions " + ("as matrix products" if self._options.matrix_convolutions else "in groups"))
+        if self._options.compiled:
+            parts.append("compiled")
+        return ", ".join(parts)
+
+    def round(
+        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+    ) -> tuple[FederationState, RoundReport]:
+        """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
+        method, silos = self._trainer.method, self._trainer.federation.silos
+        totals: dict[str, float] = {}
+        for index in context.participants:
+            for owner, count in self._trainer.weights(silos[index]).items():
+                totals[owner] = totals.get(owner, 0.0) + count
+        # Any other server step sees the updates themselves, as in every engine.
+        mean = StackedMean(method.server_step, totals) if type(method.server_step) is Mean else None
+        results = []
+        for result in self.train(state, context, mean):
+            on_silo(result)
+            results.append(result)
+        if mean is None:
+            return conclude(method, state, context, results, self._trainer.streams)
+        server = ServerState({**state.server.blocks, **mean.result()}, state.server.memory)
+        return settled(state, context, server, results)
+
+    def train(
+        self,
+        state: FederationState,
+        context: RoundContext,
+        mean: StackedMean | None = None,
+        step_limit: int | None = None,
+    ) -> Iterator[Result]:
+        """Results chunk by chunk; with ``mean`` the updates go there and the results come without them."""
+        for number, stack in enumerate(self._stacks):
+            left = sorted((i for i in context.participants if i in stack), key=lambda i: (-self._steps(i), i))
+            while left:
+                chunk = left[: self.chunk]
+                try:
+                    results = self._train_chunk(number, stack, chunk, state, context, mean, step_limit)
+                except torch.OutOfMemoryError as error:
+                    self._halve(error)
+                    continue
+                yield from results
+                left = left[len(chunk) :]
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._programs.clear()
+        if self._options.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _steps(self, silo: int) -> int:
+        return local_steps(self._trainer.config, len(self._trainer.federation.silos[silo]))
+
+    def _halve(self, error: Exception) -> None:
+        if self.chunk == 1:
+            raise FedloomError("a single silo's training does not fit into the device's memory") from error
+        self.chunk //= 2
+        self.close()
+        warnings.warn(f"out of device memory: going on with {self.chunk} silos at once", FedloomWarning, stacklevel=2)
+
+    def _program(self, number: int, stack: Stack) -> tuple[StackProgram, Runner]:
+        """A stack's memory and its runner, made when they are first needed."""
+        if number not in self._programs:
+            trainer, options = self._trainer, self._options
+            size = min(self.chunk, len(stack.silos))
+            program = StackProgram(trainer, stack, size, self._trials[number], options.precision, options.compiled)
+            runner: Runner = PlainRunner(program, options.precision)
+            if options.device.type == "cuda":
+                steps = min(self._window(size), max(map(self._steps, stack.silos)))
+                runner = GraphRunner(program, options.precision, trainer, steps)
+            self._programs[number] = program, runner
+        return self._programs[number]
+
+    def _window(self, silos: int) -> int:
+        """How many steps' worth of batches and noise are drawn at once."""
+        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers_per_step(self._trainer)))
+
+    def _train_chunk(
+        self,
+        number: int,
+        stack: Stack,
+        silos: list[int],
+        state: FederationState,
+        context: RoundContext,
+        mean: StackedMean | None,
+        step_limit: int | None,
+    ) -> list[Result]:
+        start = time.perf_counter()
+        program, runner = self._program(number, stack)
+        schedule = Schedule(self._trainer, stack, silos, context.round, step_limit)
+        program.begin(context)
+        runner.prepare(schedule.counts(), context.round)
+        sites = [site_of(self._trainer.federation, silo) for silo in silos]
+        program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
+        for window in schedule.windows(self._window(program.size)):
+            runner.run(window)
+        results = self._results(program, silos, schedule.steps, state, context)
+        if mean is not None:
+            mean.add(program.weights, sites, [result.update for result in results])
+        seconds = time.perf_counter() - start
+        return [self._handed_on(result, mean is not None, seconds / len(results)) for result in results]
+
+    def _results(
+        self,
+        program: StackProgram,
+        silos: Sequence[int],
+        steps: Sequence[int],
+        state: FederationState,
+        context: RoundContext,
+    ) -> list[Result]:
+        """Every update passes the egress guard and the server's look at it; their tensors are views of the stack."""
+        plan, federation = self._trainer.method.plan, self._trainer.federation
+        finite = finite_rows([tensor[: len(silos)] for tensor in program.weights.values()]).tolist()
+        results = []
+        found = zip(silos, steps, program.terms(steps), program.kept(len(silos)), strict=True)
+        for position, (silo, count, terms, kept) in enumerate(found):
+            site = site_of(federation, silo)
+            parts = plan.split({name: tensor[position] for name, tensor in program.weights.items()}, site)
+            update = Update(
+                silo=federation.silos[silo].name,
+                round=context.round,
+                blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
+                weights=self._trainer.weights(federation.silos[silo]),
+            )
+            egress = pass_egress(update, plan, site, parts)
+            if not finite[position]:
+                check_update(update, state.server.blocks)
+            results.append(Result(silo, update, egress, kept, terms, count, 0.0))
+        return results
+
+    @staticmethod
+    def _handed_on(result: Result, merged: bool, seconds: float) -> Result:
+        """The result without its views of the stack, which the next chunk overwrites."""
+        blocks = {
+            key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in part.items()}
+            for key, part in ({} if merged else result.update.blocks).items()
+        }
+        return replace(result, update=replace(result.update, blocks=blocks), seconds=seconds)

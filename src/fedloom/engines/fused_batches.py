@@ -1,0 +1,135 @@
+"""Batches and noise of a whole chunk of silos, from the same streams as the plain loop draws them silo by silo."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.engines.fused_stack import Stack
+from fedloom.engines.training import Trainer, local_steps
+from fedloom.federation.records import Batch, as_float
+from fedloom.methods.base import Phase
+from fedloom.sharing.plan import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some consecutive steps of the silos that take them."""
+
+    index: Tensor  # (steps, silos, batch) rows of the stack's records
+    mask: Tensor  # (steps, silos, batch) 0 where a row is padding
+    noise: tuple[Tensors, ...]  # for each phase, each tensor (steps, silos, batch, *shape)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def silos(self) -> int:
+        """How many silos take these steps."""
+        return self.index.shape[1]
+
+
+class Schedule:
+    """What the silos of a chunk do in a round; silos come in descending order of their number of steps."""
+
+    def __init__(
+        self, trainer: Trainer, stack: Stack, silos: Sequence[int], round: int, limit: int | None = None
+    ) -> None:
+        self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
+        sizes = [len(trainer.federation.silos[silo]) for silo in silos]
+        self.steps = [local_steps(trainer.config, size) if limit is None else limit for size in sizes]
+        assert self.steps == sorted(self.steps, reverse=True), "those that finish first come last"
+        device = stack.records.x.device
+        self._device = device
+        self._number = torch.tensor(silos, device=device)
+        self._offset = torch.tensor([stack.offsets[silo] for silo in silos], device=device)
+        self._size = torch.tensor(sizes, device=device)
+        self._longest = max(sizes)
+        epochs = torch.arange(trainer.config.local.epochs, device=device)
+        self._orders = trainer.streams.permutation(
+            "batches",
+            self._longest,
+            silo=self._number.unsqueeze(1),
+            round=round,
+            step=epochs,
+            shorter=(self._longest - self._size).unsqueeze(1),
+            device=device,
+        )  # (silos, epochs, longest)
+
+    def counts(self) -> list[int]:
+        """How many silos are at work, for each stretch of steps with a number of its own."""
+        return sorted({self._active(step) for step in self.steps if step} | {len(self.steps)}, reverse=True)
+
+    def windows(self, longest: int) -> Iterator[Window]:
+        """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
+        ends = sorted({0, *self.steps})
+        for first, last in itertools.pairwise(ends):
+            for start in range(first, last, longest):
+                yield self._window(start, min(start + longest, last), self._active(last))
+
+    def _active(self, step: int) -> int:
+        return sum(steps >= step for steps in self.steps)
+
+    def _window(self, first: int, last: int, silos: int) -> Window:
+        batch = self._trainer.config.local.batch_size
+        step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
+        size = self._size[:silos]
+        per_epoch = (size + batch - 1) // batch
+        position = (step % per_epoch).unsqueeze(2) * batch + torch.arange(batch, device=self._device)
+        mask = position < size.unsqueeze(1)
+        inside = torch.minimum(position, size.unsqueeze(1) - 1)
+        place = (step // per_epoch).unsqueeze(2) * self._longest + inside  # (steps, silos, batch)
+        order = self._orders[:silos].flatten(1)
+        rows = torch.gather(order.expand(len(step), -1, -1), 2, place) + self._offset[:silos].unsqueeze(1)
+        noise = tuple(self._noise(phase, step, silos) for phase in self._trainer.method.phases)
+        return Window(rows, mask.to(torch.float32), noise)
+
+    def _noise(self, phase: Phase, step: Tensor, silos: int) -> Tensors:
+        batch = self._trainer.config.local.batch_size
+        return {
+            name: self._trainer.streams.normal(
+                f"noise/{phase.name}/{name}",
+                batch,
+                math.prod(shape),
+                silo=self._number[:silos],
+                round=self._round,
+                step=step,
+                device=self._device,
+            ).reshape(len(step), silos, batch, *shape)
+            for name, shape in phase.objective.noise.items()
+        }
+
+
+def numbers_per_step(trainer: Trainer) -> int:
+    """How many numbers a window holds for each step of a silo."""
+    noise = sum(math.prod(s) for phase in trainer.method.phases for s in phase.objective.noise.values())
+    return trainer.config.local.batch_size * (noise + 3)  # index (two words) and mask
+
+
+def gathered(stack: Stack, index: Tensor, mask: Tensor) -> Tensors:
+    """The columns of a batch for each silo, by name, as models see them; :func:`batch_of_columns` is the inverse."""
+    records, shape = stack.records, index.shape
+    columns = {"x": records.x, "y": records.y, "group": records.group}
+    if records.subject is not None:
+        columns["subject"] = records.subject
+    if records.attributes is not None:
+        columns["attributes"] = records.attributes
+    rows = {n: c.index_select(0, index.flatten()).reshape(*shape, *c.shape[1:]) for n, c in columns.items()}
+    return {**rows, "x": as_float(rows["x"]), "mask": mask}
+
+
+def batch_of_columns(columns: Tensors) -> Batch:
+    """One silo's batch."""
+    return Batch(
+        x=columns["x"],
+        y=columns["y"],
+        group=columns["group"],
+        mask=columns["mask"],
+        subject=columns.get("subject"),
+        attributes=columns.get("attributes"),
+    )

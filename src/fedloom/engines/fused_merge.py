@@ -1,0 +1,65 @@
+"""Weighted means per scope over stacks of silos: one matrix product for each tensor, in float64, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Mean
+from fedloom.sharing.merge import weight_of
+from fedloom.sharing.plan import BlockKey, Scope, Tensors
+from fedloom.sharing.update import Update
+
+
+class StackedMean:
+    """Takes the chunks of a round one after the other; equals :func:`fedloom.sharing.merge.merge` of all updates."""
+
+    def __init__(self, step: Mean, totals: Mapping[str, float]) -> None:
+        self._plan, self._weighting, self._totals = step.plan, step.weighting, dict(totals)
+        self._sums: dict[BlockKey, Tensors] = {}
+        self._weights: dict[BlockKey, float] = {}
+        self._dtypes: dict[tuple[BlockKey, str], torch.dtype] = {}
+
+    def add(self, weights: Tensors, sites: Sequence[Site], updates: Sequence[Update]) -> None:
+        """A chunk: stacked weights, and for each silo its site and its update (of which only the weights count)."""
+        parts: list[tuple[BlockKey, float, Tensors]] = []
+        for block, rule in self._plan.blocks.items():
+            if not rule.up or rule.scope not in (Scope.GLOBAL, Scope.GROUP):
+                continue
+            owners = [self._plan.prefixes(block, site) for site in sites]
+            for prefix in owners[0]:  # the silos of a stack have their parameters under the same names
+                mine = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+                parts += self._sums_of(mine, [keys[prefix] for keys in owners], rule.scope, updates)
+        # Only now, and without taking memory: a chunk that does not fit leaves no half of itself behind.
+        for key, weight, tensors in parts:
+            self._weights[key] = self._weights.get(key, 0.0) + weight
+            sums = self._sums.setdefault(key, tensors)
+            for name, tensor in tensors.items():
+                if sums is not tensors:
+                    sums[name] += tensor
+
+    def _sums_of(
+        self, weights: Tensors, keys: list[BlockKey], scope: Scope, updates: Sequence[Update]
+    ) -> list[tuple[BlockKey, float, Tensors]]:
+        """For each owner of a block its silos' weight together, and the weighted sum of each tensor."""
+        distinct = sorted(set(keys))
+        shares = torch.zeros(len(distinct), len(keys), dtype=torch.float64)
+        for position, (key, update) in enumerate(zip(keys, updates, strict=True)):
+            shares[distinct.index(key), position] = weight_of(update, key, scope, self._weighting, self._totals)
+        sums: list[Tensors] = [{} for _ in distinct]
+        for name, stacked in weights.items():
+            flat = stacked[: len(keys)].to(torch.float64).reshape(len(keys), -1)
+            products = shares.to(stacked.device) @ flat
+            for key, tensors, total in zip(distinct, sums, products, strict=True):
+                tensors[name] = total.reshape(stacked.shape[1:])
+                self._dtypes[key, name] = stacked.dtype
+        return list(zip(distinct, shares.sum(dim=1).tolist(), sums, strict=True))
+
+    def result(self) -> dict[BlockKey, Tensors]:
+        """The means, on the host."""
+        return {
+            key: {name: (total / self._weights[key]).to(self._dtypes[key, name]).cpu() for name, total in sums.items()}
+            for key, sums in self._sums.items()
+        }

@@ -1,0 +1,114 @@
+"""How the steps of a window are carried out: one by one, or as a recorded CUDA graph that is played back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedloom.engines.fused_batches import Window
+from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_step import Precision, matrix_precision
+from fedloom.engines.training import Trainer
+from fedloom.sharing.plan import Tensors
+
+WARM_UP = 2  # steps before a recording, in which libraries take their memory
+
+
+class Runner(Protocol):
+    """Runs the steps of a program."""
+
+    def prepare(self, counts: list[int], round: int) -> None:
+        """Get ready for steps of so many silos at once; may run steps, so weights must be loaded afterwards."""
+        ...
+
+    def run(self, window: Window) -> None:
+        """All steps of a window."""
+        ...
+
+
+class PlainRunner:
+    """Step by step."""
+
+    def __init__(self, program: StackProgram, precision: Precision) -> None:
+        self._program, self._precision = program, precision
+
+    def prepare(self, counts: list[int], round: int) -> None:
+        """Nothing to prepare."""
+
+    def run(self, window: Window) -> None:
+        """All steps of a window."""
+        with matrix_precision(self._precision):
+            for step in range(len(window)):
+                noise = [{name: tensor[step] for name, tensor in part.items()} for part in window.noise]
+                self._program.step(window.index[step], window.mask[step], noise)
+
+
+class GraphRunner:
+    """One CUDA graph for each number of silos, all over the same buffers; a counter on the device says which step.
+
+    Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
+    """
+
+    def __init__(self, program: StackProgram, precision: Precision, trainer: Trainer, steps: int) -> None:
+        self._program, self._precision = program, precision
+        self._round = 0
+        device = next(iter(program.weights.values())).device
+        batch = trainer.config.local.batch_size
+
+        def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(steps, program.size, batch, *shape, dtype=dtype, device=device)
+
+        self._index, self._mask = buffer(dtype=torch.int64), buffer()
+        self._noise: list[Tensors] = [
+            {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in trainer.method.phases
+        ]
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def prepare(self, counts: list[int], round: int) -> None:
+        """Record what is missing; an objective that looks at the round must be recorded anew in each."""
+        if self._program.reads_context and round != self._round:
+            self._graphs.clear()
+        self._round = round
+        for silos in counts:
+            if silos not in self._graphs:
+                self._graphs[silos] = self._record(silos)
+
+    def run(self, window: Window) -> None:
+        """Fill the buffers and play back."""
+        steps, silos = len(window), window.silos
+        self._index[:steps, :silos] = window.index
+        self._mask[:steps, :silos] = window.mask
+        for ours, theirs in zip(self._noise, window.noise, strict=True):
+            for name, tensor in theirs.items():
+                ours[name][:steps, :silos] = tensor
+        self._counter.zero_()
+        graph = self._graphs[silos]
+        for _ in range(steps):
+            graph.replay()
+
+    def _record(self, silos: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        self._mask.fill_(1.0)  # no division by zero rows
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), matrix_precision(self._precision):
+            for _ in range(WARM_UP):
+                self._step(silos)
+                self._counter.zero_()
+            self._stream.synchronize()
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                self._step(silos)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+    def _step(self, silos: int) -> None:
+        def now(tensor: Tensor) -> Tensor:
+            return tensor[:, :silos].index_select(0, self._counter).squeeze(0)
+
+        noise = [{name: now(tensor) for name, tensor in part.items()} for part in self._noise]
+        self._program.step(now(self._index), now(self._mask), noise)
+        self._counter += 1

@@ -1,0 +1,166 @@
+"""One step of many silos at once: the objective vmapped over a stack of weights, then one optimiser over the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim.adam import adam
+
+from fedloom.engines.fused_batches import batch_of_columns
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import OptimizerPlan, Phase
+from fedloom.sharing.plan import Tensors
+
+Precision = Literal["float32", "tf32", "bf16"]
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+EPSILON = 1e-8
+
+
+class _Evaluation(nn.Module):
+    """Lets an objective see a model whose weights are lent to it for one call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, phase: Phase, columns: Tensors, noise: Tensors, received: Tensors, context: RoundContext) -> Any:
+        """The phase's losses on a batch."""
+        return phase.objective(self.model, batch_of_columns(columns), noise, received, context)
+
+
+class WatchedContext:
+    """A round's context that notices whether an objective looks at it: a recorded program could not follow it."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self.was_read = False
+
+    def __getattr__(self, name: str) -> Any:
+        self.was_read = True
+        return getattr(self._context, name)
+
+
+Evaluate = Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]
+
+
+def batched_losses(
+    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
+) -> Evaluate:
+    """(weights, columns, noise, received), each with a leading dimension of silos -> losses (silos, batch), terms."""
+    evaluation = _Evaluation(model)
+
+    def one(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
+        state = {f"model.{name}": tensor for name, tensor in weights.items()}
+        losses = functional_call(evaluation, state, (phase, columns, noise, received, context()))
+        return losses.total, dict(losses.terms)
+
+    batched = vmap(one, randomness="error")
+
+    def evaluate(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
+        with _autocast(columns["x"].device, precision):
+            total, terms = batched(weights, columns, noise, received)
+        return total.float(), {name: term.float() for name, term in terms.items()}
+
+    return evaluate
+
+
+def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    if precision != "bf16":
+        return nullcontext()
+    # Weights stay float32; their casts must not be cached, because a recorded program has to make them anew.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+@contextmanager
+def matrix_precision(precision: Precision) -> Iterator[None]:
+    """TF32 where asked for and nowhere else: merging and evaluation must not meet it."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def laid_out(like: Tensor, silos: int) -> Tensor:
+    """Zeros for a stack, each silo's part with the shape of ``like``, and with its strides if those are dense.
+
+    Gradients of linear layers come out transposed; weights and moments that lie the same way need no copy of them.
+    """
+    part = torch.empty_like(like)  # keeps dense strides, replaces others
+    strides = (part.numel(), *part.stride())
+    return torch.empty_strided((silos, *part.shape), strides, dtype=part.dtype, device=part.device).zero_()
+
+
+class StackedOptimizer:
+    """A phase's optimiser for all silos of a stack."""
+
+    def __init__(self, plan: OptimizerPlan, parameters: Mapping[str, Tensor]) -> None:
+        self._plan, self._parameters = plan, parameters
+        silos, device = next(iter(parameters.values())).shape[0], next(iter(parameters.values())).device
+        kinds = ADAM_MOMENTS if plan.name == "adam" else ()
+        self.moments = {kind: {n: torch.zeros_like(p) for n, p in parameters.items()} for kind in kinds}
+        # Silos that begin afresh every round count alike; those that keep their moments have counts of their own.
+        self._counts = torch.zeros(len(parameters), silos if plan.keep else 1, device=device)
+
+    def reset(self) -> None:
+        """As before the first step."""
+        for tensors in self.moments.values():
+            torch._foreach_zero_(list(tensors.values()))
+        self._counts.zero_()
+
+    def load(self, position: int, kept: Mapping[str, Tensor]) -> None:
+        """Take over what a silo kept: parameter/moment -> value."""
+        for number, name in enumerate(self._parameters):
+            for kind, tensors in self.moments.items():
+                tensors[name][position] = kept[f"{name}/{kind}"]
+            if self.moments:
+                self._counts[number, position] = kept[f"{name}/step"]
+
+    def kept(self, silos: int) -> dict[str, Tensor]:
+        """What the first ``silos`` silos keep, by parameter/moment, on the host."""
+        found = {f"{n}/{k}": t[:silos].cpu() for k, tensors in self.moments.items() for n, t in tensors.items()}
+        if self.moments:
+            found |= {f"{n}/step": self._counts[i, :silos].cpu() for i, n in enumerate(self._parameters)}
+        return found
+
+    @torch.no_grad()
+    def step(self, silos: int, gradients: Sequence[Tensor]) -> None:
+        """Move the parameters of the first ``silos`` silos."""
+        lists = [[p[:silos] for p in self._parameters.values()], list(gradients)]
+        lists += [[t[:silos] for t in tensors.values()] for tensors in self.moments.values()]
+        counts = list(self._counts[:, 0])
+        if self._plan.keep or silos == 1:
+            lists = [[row for tensor in tensors for row in tensor] for tensors in lists]
+            counts = [count for row in self._counts for count in row[:silos]]
+        parameters, gradients = lists[:2]
+        gradients = [
+            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
+        if self._plan.name == "sgd":
+            torch._foreach_add_(parameters, gradients, alpha=-self._plan.learning_rate)
+            return
+        adam(
+            parameters,
+            gradients,
+            exp_avgs=lists[2],
+            exp_avg_sqs=lists[3],
+            max_exp_avg_sqs=[],
+            state_steps=counts,
+            fused=True,
+            amsgrad=False,
+            beta1=self._plan.betas[0],
+            beta2=self._plan.betas[1],
+            lr=self._plan.learning_rate,
+            weight_decay=0.0,
+            eps=EPSILON,
+            maximize=False,
+        )

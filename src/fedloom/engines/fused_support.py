@@ -1,0 +1,121 @@
+"""Whether a method can be batched over silos: tried once on a few records, and if not, the culprit is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.engines.fused_batches import gathered
+from fedloom.engines.fused_stack import Stack
+from fedloom.engines.fused_step import batched_losses, matrix_precision
+from fedloom.engines.training import Trainer, parameters_of
+from fedloom.errors import FedloomError
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Phase
+from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.sharing.plan import Tensors
+from fedloom.streams import Streams
+
+SILOS, ROWS = 2, 3
+
+
+class UnsupportedError(FedloomError):
+    """A method that the fused engine cannot run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What a trial of one phase showed."""
+
+    terms: tuple[str, ...]
+    gradients: Tensors  # of one silo, by parameter: their strides are how the weights should lie
+
+
+def tried(trainer: Trainer, stack: Stack) -> list[Trial]:
+    """One trial for each phase; an exception that no batching survives is turned into a sentence."""
+    with matrix_precision("float32"):
+        return [_trial(trainer, stack, phase) for phase in trainer.method.phases]
+
+
+def _trial(trainer: Trainer, stack: Stack, phase: Phase) -> Trial:
+    device = stack.records.x.device
+    index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(stack.records)
+    columns = gathered(stack, index, torch.ones(SILOS, ROWS, device=device))
+    noise = {
+        name: Streams(0)
+        .normal(f"trial/{name}", SILOS * ROWS, math.prod(shape), device=device)
+        .reshape(SILOS, ROWS, *shape)
+        for name, shape in phase.objective.noise.items()
+    }
+    state = {n: t.detach().expand(SILOS, *t.shape).clone() for n, t in stack.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    trained = list(parameters_of(phase, stack.model))
+    leaves = {name: state[name].requires_grad_() for name in trained}
+    context = RoundContext(1, trainer.config.rounds, ())
+    evaluate = batched_losses(stack.model, phase, lambda: context, "float32")
+    mechanism = trainer.method.mechanism if phase.touches_records else NoPrivacy()
+    with _culprit_named(stack.model):
+        values, terms = evaluate(state, columns, noise, state)
+        gradients = mechanism.gradients(values, columns["mask"], list(leaves.values()))
+        alone, _ = evaluate(state, _without_last_row(columns), _without_last_row(noise), state)
+    _check_buffers(stack.model, before, state)
+    if not torch.allclose(values[:, : ROWS - 1], alone, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise UnsupportedError(f"in phase '{phase.name}' the loss of one example depends on the others in its batch")
+    parts = {name: gradient[0] for name, gradient in zip(trained, gradients, strict=True)}
+    return Trial(("loss", *terms), parts)
+
+
+def _without_last_row(columns: Tensors) -> Tensors:
+    return {name: tensor[:, : ROWS - 1] for name, tensor in columns.items()}
+
+
+def _check_buffers(model: nn.Module, before: Tensors, after: Tensors) -> None:
+    for name, tensor in after.items():
+        if not torch.equal(tensor, before[name]):
+            module, _, buffer = name.rpartition(".")
+            kind = type(model.get_submodule(module)).__name__
+            raise UnsupportedError(f"module '{module}' ({kind}) changes its buffer '{buffer}' in place")
+
+
+@contextmanager
+def _culprit_named(model: nn.Module) -> Iterator[None]:
+    """Turn whatever goes wrong into a sentence with the module in which it did."""
+    entered: list[str] = []
+
+    def enter(name: str) -> Any:
+        return lambda *_: entered.append(name)
+
+    def leave(*_: Any) -> None:
+        entered.pop()
+
+    handles = []
+    for name, module in model.named_modules():
+        handles += [module.register_forward_pre_hook(enter(name)), module.register_forward_hook(leave)]
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # vmap reports what it cannot do by various exceptions
+        name = entered[-1] if entered else ""
+        where = f"module '{name}' ({type(model.get_submodule(name)).__name__})" if name else type(model).__name__
+        raise UnsupportedError(f"{where} cannot be batched over silos: {_first_sentence(error)}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text.split(". ")[0] or type(error).__name__)[:200]
+
+
+def finite_rows(tensors: list[Tensor]) -> Tensor:
+    """For each silo of a stack whether all its numbers are finite."""
+    flags = [torch.isfinite(tensor).flatten(1).all(dim=1) for tensor in tensors]
+    return torch.stack(flags).all(dim=0)

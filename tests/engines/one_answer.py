@@ -1,0 +1,126 @@
+"""What the fused engine is compared with the reference engine on; benchmarks/one_answer.py takes it to a GPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fedloom.config import Config
+from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, initial_state
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
+from fedloom.experiment import Experiment
+from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method
+from fedloom.sharing.plan import Tensors
+from support import tiny_config
+
+Rounds = tuple[tuple[int, ...], ...]
+# Rounds of some, of all, and of nobody.
+ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
+
+
+def image_federation(sizes: dict[str, int], shape: tuple[int, ...] = (1, 9, 8)) -> Federation:
+    """Groups "a" and "b"; the first letter of a silo's name is its group, "m" means both."""
+    generator = torch.Generator().manual_seed(3)
+    silos = []
+    for name, size in sizes.items():
+        x = torch.randint(0, 256, (size, *shape), generator=generator, dtype=torch.uint8)
+        group = torch.arange(size) % 2 if name[0] == "m" else torch.full((size,), "ab".index(name[0]))
+        silos.append(Silo(name, Records(x, torch.zeros(size, dtype=torch.int64), group)))
+    return Federation("images", tuple(silos), silos[0].train, ("a", "b"))
+
+
+# Batches of 8: sizes below one batch, of whole batches, with a last partial one, and of a single record.
+UNEQUAL = image_federation({"a0": 5, "b0": 21, "a1": 17, "b1": 1, "a2": 16})
+MIXED = image_federation({"a0": 5, "m0": 21, "b1": 17, "m1": 4, "a2": 16})
+
+FISSION = "method.name=fissionvae"
+HIERARCHY = (FISSION, "method.hierarchy=true", "model.top_latent=3", "model.top_hidden=[8, 8]")
+CONVOLUTIONS = "model.channels=[3, 4]"
+METHODS: dict[str, tuple[str, ...]] = {
+    "fedvae": (),
+    "+D": (FISSION,),
+    "+L+D": (FISSION, "method.prior=wave"),
+    "+L": (FISSION, "method.prior=symmetrical", "method.decoder=global"),
+    "+H+L+D": (*HIERARCHY, "method.prior=wave"),
+    "+H learnable, sampled": (*HIERARCHY, "method.prior=learnable", "method.consistency=sampled"),
+    "conditional": ("method.name=conditional",),
+    "group_vaes": ("method.name=group_vaes",),
+    "private encoder, kept moments": (FISSION, "sharing.scopes.encoder=silo", "local.keep_optimizer=true"),
+    "uploaded decoder": ("sharing.scopes.decoder=upload",),
+    "sgd": ("local.optimizer=sgd", "local.learning_rate=1e-4"),
+    "gaussian": ("model.likelihood=gaussian",),
+    "equal groups": (FISSION, "sharing.weights=equal-groups"),
+    "branches of two architectures": (FISSION, "model.branches.b=deeper-mlp"),
+    "convolutions": ("model.network=conv", CONVOLUTIONS),
+    "mlp and convolutions": (FISSION, "model.branches.a=deeper-mlp-conv", CONVOLUTIONS),
+    "fedgan": ("method.name=fedgan", CONVOLUTIONS),
+    "fedgan without its moments": ("method.name=fedgan", CONVOLUTIONS, "method.keep_optimizer=false"),
+}
+
+
+def config_of(*overrides: str) -> Config:
+    """Two epochs of batches of 8."""
+    return tiny_config("local.epochs=2", "local.batch_size=8", "method.name=fedvae", *overrides)
+
+
+def rounds_of(
+    engine: Any, state: FederationState, rounds: Rounds
+) -> tuple[FederationState, list[RoundReport], list[Result]]:
+    """State, reports and results after some rounds."""
+    reports: list[RoundReport] = []
+    results: list[Result] = []
+    for number, participants in enumerate(rounds, start=state.round + 1):
+        state, report = engine.round(state, RoundContext(number, 9, participants), results.append)
+        reports.append(report)
+    return state, reports, results
+
+
+def trainer_of(config: Config, federation: Federation, method: Method | None = None) -> tuple[Trainer, FederationState]:
+    """A trainer and the state before round 1."""
+    experiment = Experiment.of(config, federation)
+    trainer = Trainer(config, method or experiment.method, experiment.federation)
+    return trainer, initial_state(trainer.method, trainer.federation, config)
+
+
+def assert_alike(ours: Tensors, wanted: Tensors, before: Tensors, tolerance: float = 5e-3) -> None:
+    """They differ by little of the way that each tensor has come.
+
+    Not element by element: Adam turns gradients that are zero but for rounding into steps of full length.
+    """
+    assert ours.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (ours[name].shape, ours[name].dtype) == (tensor.shape, tensor.dtype)
+        way = (tensor - before.get(name, torch.zeros(()))).norm()
+        assert (ours[name] - tensor).norm() <= tolerance * way + 1e-6, name
+
+
+def assert_same_terms(ours: Any, wanted: Any) -> None:
+    """Equal names, nearly equal values."""
+    assert ours.keys() == wanted.keys()
+    assert all(math.isclose(ours[name], wanted[name], rel_tol=1e-4, abs_tol=1e-4) for name in wanted)
+
+
+def assert_one_answer(trainer: Trainer, start: FederationState, rounds: Rounds, options: FusedOptions) -> None:
+    """Server, silo states, losses, egress and steps of both engines after the same rounds."""
+    ours, our_reports, our_results = rounds_of(FusedEngine(trainer, options), start, rounds)
+    wanted, reports, results = rounds_of(ReferenceEngine(trainer), start, rounds)
+    assert ours.round == wanted.round
+    assert ours.server.blocks.keys() == wanted.server.blocks.keys()
+    for key, tensors in wanted.server.blocks.items():
+        assert_alike(ours.server.blocks[key], tensors, start.server.blocks[key])
+    assert ours.silos.keys() == wanted.silos.keys()
+    for silo, state in wanted.silos.items():
+        assert_alike(ours.silos[silo].tensors, state.tensors, start.silos.get(silo, SiloState()).tensors)
+    for our_report, report in zip(our_reports, reports, strict=True):
+        assert (our_report.egress, our_report.steps) == (report.egress, report.steps)
+        assert_same_terms(our_report.terms, report.terms)
+    by_silo = {(result.update.round, result.silo): result for result in our_results}
+    assert len(by_silo) == len(results)
+    for result in results:
+        assert_same_terms(by_silo[result.update.round, result.silo].terms, result.terms)

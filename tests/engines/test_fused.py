@@ -1,0 +1,233 @@
+"""One answer: whatever the method, the fused engine learns what the reference engine learns, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from engines.one_answer import (
+    FISSION,
+    METHODS,
+    MIXED,
+    ROUNDS,
+    UNEQUAL,
+    assert_alike,
+    assert_one_answer,
+    config_of,
+    image_federation,
+    rounds_of,
+    trainer_of,
+)
+from fedloom.engines import fused
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_support import UnsupportedError
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.federation.records import Batch, Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method, ServerState
+from fedloom.objectives.base import Losses
+from fedloom.sharing.merge import merge
+from fedloom.sharing.update import DivergedError, Update
+from fedloom.streams import Streams
+
+CPU = torch.device("cpu")
+IN_CHUNKS = FusedOptions(CPU, chunk=3)
+
+
+@pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS.keys())
+def test_fused_equals_reference(overrides: tuple[str, ...]) -> None:
+    assert_one_answer(*trainer_of(config_of(*overrides), UNEQUAL), ROUNDS, IN_CHUNKS)
+
+
+@pytest.mark.parametrize("name", ["+D", "+H+L+D", "fedgan", "group_vaes"])
+def test_silos_of_several_groups(name: str) -> None:
+    """Branches of several groups in one silo, beside silos of one group: two stacks."""
+    trainer, start = trainer_of(config_of(*METHODS[name], "sharing.weights=equal-groups"), MIXED)
+    assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
+
+
+@pytest.mark.parametrize("updates", ["paper", "matched"])
+def test_the_centralised_layout(updates: str) -> None:
+    overrides = ("data.layout=centralised", f"local.updates={updates}", "participation.rate=0.4")
+    trainer, start = trainer_of(config_of(FISSION, *overrides), UNEQUAL)
+    assert_one_answer(trainer, start, ((0,), (0,)), IN_CHUNKS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [FusedOptions(CPU, chunk=1), FusedOptions(CPU, chunk=5), FusedOptions(CPU, matrix_convolutions=False)],
+    ids=["one by one", "all at once", "grouped convolutions"],
+)
+def test_chunks_and_convolutions_do_not_matter(options: FusedOptions) -> None:
+    assert_one_answer(*trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL), ROUNDS, options)
+
+
+def test_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fused.WINDOW_NUMBERS, "cpu", 1)  # batches and noise drawn step by step
+    assert_one_answer(*trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL), ROUNDS, IN_CHUNKS)
+
+
+def test_a_private_state_passes_from_engine_to_engine() -> None:
+    trainer, start = trainer_of(config_of(*METHODS["private encoder, kept moments"]), UNEQUAL)
+    first, second = ((0, 1, 2), (1, 2, 3))
+    halfway, _, _ = rounds_of(FusedEngine(trainer, IN_CHUNKS), start, (first,))
+    mixed, _, _ = rounds_of(ReferenceEngine(trainer), halfway, (second,))
+    wanted, _, _ = rounds_of(ReferenceEngine(trainer), start, (first, second))
+    for silo in wanted.silos:
+        assert_alike(mixed.silos[silo].tensors, wanted.silos[silo].tensors, {})
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_small_federation(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.tuples(st.sampled_from("abm"), st.integers(1, 20)), min_size=1, max_size=5))
+    federation = image_federation({f"{group}{i}": size for i, (group, size) in enumerate(sizes)}, (1, 4, 5))
+    silos = st.lists(st.sampled_from(range(len(sizes))), unique=True).map(lambda chosen: tuple(sorted(chosen)))
+    rounds = tuple(data.draw(st.lists(silos, min_size=1, max_size=2)))
+    config = config_of(
+        f"seed={data.draw(st.integers(0, 99))}",
+        f"local.batch_size={data.draw(st.integers(1, 9))}",
+        f"local.epochs={data.draw(st.integers(1, 2))}",
+        f"local.keep_optimizer={data.draw(st.sampled_from(['true', 'false']))}",
+        f"sharing.weights={data.draw(st.sampled_from(['size', 'equal-groups']))}",
+        f"method.name={data.draw(st.sampled_from(['fedvae', 'fissionvae', 'conditional', 'group_vaes']))}",
+        f"sharing.scopes.{data.draw(st.sampled_from(['encoder', 'decoder']))}"
+        f"={data.draw(st.sampled_from(['global', 'group', 'silo', 'upload']))}",
+        "model.hidden=[6]",
+    )
+    assert_one_answer(*trainer_of(config, federation), rounds, FusedOptions(CPU, chunk=data.draw(st.integers(1, 4))))
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A server step of another kind: half the mean of the updates."""
+
+    method: Method
+
+    def initial(self, streams: Streams) -> ServerState:
+        return ServerState({})
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        means = merge(updates, self.method.plan, "size")
+        halves = {key: {name: tensor / 2 for name, tensor in part.items()} for key, part in means.items()}
+        return ServerState({**server.blocks, **halves})
+
+
+def test_any_server_step_sees_the_updates() -> None:
+    trainer, start = trainer_of(config_of(FISSION), UNEQUAL)
+    trainer = replace(trainer, method=replace(trainer.method, server_step=Sum(trainer.method)))
+    assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The mean of a network's outputs, weighted by the round's number, pulled towards what was received."""
+
+    noise: Mapping[str, tuple[int, ...]]
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        pull = sum((p - received[name]).square().sum() for name, p in model.named_parameters())
+        values = context.round * model(batch.x.flatten(1)).square().sum(dim=1) + pull
+        return Losses(values, {"pull": pull.expand(len(values))})
+
+
+class Net(nn.Module):
+    """One block, ``body``, of whatever layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(20, 4), layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Centring(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+def with_layer(layer: nn.Module) -> tuple[Method, Federation]:
+    """A method of one block around a layer."""
+    federation = image_federation({"a0": 5, "b0": 11, "a1": 8}, (1, 4, 5))
+    base = trainer_of(config_of(), federation)[0].method
+    plan = replace(base.plan, blocks={"body": base.plan.blocks["encoder"]})
+    phase = replace(base.phases[0], trains=("body",), objective=Objective({}))
+    step = replace(base.server_step, plan=plan)
+    return replace(base, plan=plan, build=lambda _: Net(layer), phases=(phase,), server_step=step), federation
+
+
+def test_objectives_may_use_the_round_and_what_was_received() -> None:
+    method, federation = with_layer(nn.Tanh())
+    assert_one_answer(*trainer_of(config_of(), federation, method), ((0, 1), (0, 1, 2)), IN_CHUNKS)
+
+
+@pytest.mark.parametrize(
+    ("layer", "complaint"),
+    [
+        (Branching(), r"module 'body.1' \(Branching\) cannot be batched over silos: vmap: .*data-dependent control"),
+        (nn.BatchNorm1d(4), r"module 'body.1' \(BatchNorm1d\) changes its buffer 'running_mean' in place"),
+        (nn.Dropout(), r"module 'body.1' \(Dropout\) cannot be batched over silos: vmap: .*random"),
+        (Centring(), "in phase 'vae' the loss of one example depends on the others in its batch"),
+    ],
+)
+def test_what_cannot_be_batched_is_named(layer: nn.Module, complaint: str) -> None:
+    method, federation = with_layer(layer)
+    with pytest.raises(UnsupportedError, match=complaint):
+        FusedEngine(trainer_of(config_of(), federation, method)[0], IN_CHUNKS)
+
+
+def test_a_diverged_silo_is_named_as_by_the_reference_engine() -> None:
+    trainer, start = trainer_of(config_of("local.optimizer=sgd", "local.learning_rate=1e30"), UNEQUAL)
+    messages = []
+    for engine in (ReferenceEngine(trainer), FusedEngine(trainer, IN_CHUNKS)):
+        with pytest.raises(DivergedError, match="silo 'a2' sent values that are not finite") as caught:
+            rounds_of(engine, start, ((4,),))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_running_out_of_memory_halves_the_chunk_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two silos, five are tried at once, then two; below one there is nothing left to try."""
+    trainer, start = trainer_of(config_of(FISSION), UNEQUAL)
+    wanted, _, _ = rounds_of(ReferenceEngine(trainer), start, ((0, 1, 2, 3, 4),))
+    make, room = fused.StackProgram, 2
+
+    def cramped(*arguments: object) -> object:
+        if arguments[2] > room:
+            raise torch.OutOfMemoryError
+        return make(*arguments)
+
+    monkeypatch.setattr(fused, "StackProgram", cramped)
+    engine = FusedEngine(trainer, FusedOptions(CPU, chunk=5))
+    with pytest.warns(FedloomWarning, match="out of device memory: going on with 2 silos at once"):
+        ours, _, _ = rounds_of(engine, start, ((0, 1, 2, 3, 4),))
+    for key, tensors in wanted.server.blocks.items():
+        assert_alike(ours.server.blocks[key], tensors, start.server.blocks[key])
+    room = 0
+    with (
+        pytest.warns(FedloomWarning, match="with 1 silos at once"),
+        pytest.raises(FedloomError, match="a single silo's training does not fit"),
+    ):
+        rounds_of(FusedEngine(trainer, IN_CHUNKS), start, ((0, 1),))
