@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import fedloom
-from fedloom.cli import catalogue, comparison, data, inspection, reporting, sampling, training
+from fedloom.cli import catalogue, comparison, data, evaluation, inspection, reporting, sampling, sweeping, training
 from fedloom.cli.output import Commands
 
 app = typer.Typer(
@@ -39,7 +39,9 @@ app.command("run")(training.run)
 app.command("resume")(training.resume)
 app.command("sample")(sampling.sample)
 app.command("inspect")(inspection.inspect)
+app.command("evaluate")(evaluation.evaluate)
 app.command("compare")(comparison.compare)
+app.command("sweep")(sweeping.sweep)
 app.command("report")(reporting.report)
 app.command("list")(catalogue.list_names)
 app.add_typer(data.app, name="data")

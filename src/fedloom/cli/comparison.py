@@ -1,67 +1,134 @@
-"""``fedloom compare``: the last metrics of several runs, side by side."""
+"""``fedloom compare``: the last metrics of several runs, side by side; seeds of one experiment together."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from fedloom.cli.metrics import by_metric, last_metrics, number
-from fedloom.cli.output import Json, show, show_json, table
+from fedloom.cli.metrics import by_metric, number
+from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.errors import RunFolderError
-from fedloom.runs.metrics import split_key
+from fedloom.runs.metrics import best, split_key
 
-# Which way is better; a metric that is not named here is shown without a winner.
-HIGHER = {"domain-hit", "precision", "recall", "density", "coverage", "inception-score", "probe", "utility"}
-LOWER = {"blend", "frechet", "kernel"}
-IN_DOMAIN = "domain-hit"
+if TYPE_CHECKING:
+    from fedloom.runs.cohorts import Cohort, Summary
+    from fedloom.runs.folder import RunFolder
+
+IN_DOMAIN = "domain-hit/domain-cnn/"
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Compare runs: a row for each metric and group, a column for each run, the better value emphasised."""
-    from fedloom.experiment import load
+    """Compare runs: a row for each metric and group, a column for each run, the better value emphasised.
 
-    runs = {str(folder): last_metrics(load(folder)) for folder in folders}
-    if not any(runs.values()):
-        raise RunFolderError(f"nothing to compare: no metrics yet in {', '.join(runs)}")
-    in_domain = {name: mean(hits) for name, metrics in runs.items() if (hits := _hits(metrics))}
+    Runs that differ in nothing but the seed share a column, with mean and standard deviation.
+    """
+    from fedloom.runs.folder import RunFolder
+
+    runs = [RunFolder.open(folder) for folder in folders]
     if as_json:
-        show_json({"runs": runs, "mean_domain_hit": in_domain})
-        return
-    names = _short_names(list(runs))
-    rows = table("metric", "group", *names.values(), right=tuple(names.values()))
-    for key in by_metric(key for metrics in runs.values() for key in metrics):
-        values = [metrics.get(key) for metrics in runs.values()]
-        rows.add_row(*split_key(key), *_cells(key, values))
+        show_json(compared(runs))
+    else:
+        show_comparison(runs)
+
+
+def compared(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """The comparison as plain values."""
+    from fedloom.runs.cohorts import cohorts
+
+    metrics = {str(run.path): run.latest_metrics() for run in _measured(runs)}
+    found = cohorts(runs)
+    return {
+        "runs": metrics,
+        "mean_domain_hit": {name: mean(hits) for name, values in metrics.items() if (hits := _hits(values))},
+        "cohorts": [
+            {
+                "runs": [str(run.path) for run in cohort.runs],
+                "seeds": list(cohort.seeds),
+                "metrics": {key: asdict(summary) for key, summary in cohort.metrics().items()},
+            }
+            for cohort in found
+        ],
+        "unfinished": {str(run.path): run.status for run in runs if run.status["state"] != "finished"},
+    }
+
+
+def show_comparison(runs: Sequence[RunFolder]) -> None:
+    """The comparison as a table, with a line about each run that did not finish."""
+    from fedloom.runs.cohorts import cohorts
+
+    columns = cohorts(_measured(runs))
+    summaries = [cohort.metrics() for cohort in columns]
+    names = _names(columns)
+    rows = table("metric", "group", *names, right=tuple(names))
+    for key in by_metric(key for summary in summaries for key in summary):
+        rows.add_row(*split_key(key), *_cells(key, [summary.get(key) for summary in summaries]))
+    rows.columns[0].no_wrap = True  # keys stay whole; names of runs may be folded
     show(rows)
-    if in_domain:
-        found = ", ".join(f"{share:.1%} in {names[name]}" for name, share in in_domain.items())
-        show(f"\nSamples that look like their own group, mean over groups: {found}.")
+    hits = [_hits({key: summary.mean for key, summary in found.items()}) for found in summaries]
+    if any(hits):
+        shares = ", ".join(f"{mean(found):.1%} in {name}" for name, found in zip(names, hits, strict=True) if found)
+        show(f"\nSamples that look like their own group, mean over groups: {shares}.")
+    for run in runs:
+        if run.status["state"] != "finished":
+            say(f"{run.path} {_state(run.status)}")
+
+
+def _measured(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
+    if not any(run.latest_metrics() for run in runs):
+        raise RunFolderError(f"nothing to compare: no metrics yet in {', '.join(str(run.path) for run in runs)}")
+    return runs
+
+
+def _state(status: dict[str, Any]) -> str:
+    if status["state"] == "diverged":
+        return f"diverged in round {status['round']}: {status['reason']}"
+    return f"is {status['state']}, {status['round']} rounds done"
 
 
 def _hits(metrics: dict[str, float]) -> list[float]:
-    return [value for key, value in metrics.items() if key.partition("/")[0] == IN_DOMAIN]
+    return [value for key, value in metrics.items() if key.startswith(IN_DOMAIN) and split_key(key)[1]]
 
 
-def _short_names(folders: list[str]) -> dict[str, str]:
-    """Folders without what they have in common."""
-    parents = [str(Path(folder).parent) for folder in folders]
-    if len(set(parents)) == 1:
-        return {folder: Path(folder).name or folder for folder in folders}
-    return {folder: folder for folder in folders}
-
-
-def _cells(key: str, values: list[float | None]) -> list[Text]:
-    metric, known = key.partition("/")[0], [value for value in values if value is not None]
-    best = max(known) if metric in HIGHER else min(known) if metric in LOWER else None
-    emphasise = best is not None and len(set(known)) > 1
+def _names(columns: Sequence[Cohort]) -> list[str]:
+    """The first folder of each column, without its parent where all have the same; repetitions without their seed."""
+    paths = [cohort.runs[0].path for cohort in columns]
+    beside = len({path.parent for path in paths}) == 1
+    names = [path.name if beside and path.name else str(path) for path in paths]
     return [
-        Text("-") if value is None else Text(number(value), style="bold green" if emphasise and value == best else "")
-        for value in values
+        name if len(cohort.runs) == 1 else f"{_without_seed(name, cohort.seeds[0])} ({len(cohort.runs)} seeds)"
+        for name, cohort in zip(names, columns, strict=True)
     ]
+
+
+def _without_seed(name: str, seed: int) -> str:
+    """What a run is called apart from its seed.
+
+    >>> _without_seed("fedvae-seed-12", 12), _without_seed("demo-fedvae-s1", 1)
+    ('fedvae', 'demo-fedvae')
+    """
+    return re.sub(rf"[-_]?(seed|s)?[-_]?{seed}$", "", name) or name
+
+
+def _cells(key: str, summaries: Sequence[Summary | None]) -> list[Text]:
+    winner = best(key, [summary.mean if summary else None for summary in summaries])
+    return [
+        Text(_cell(summary), style="bold green" if summary and summary.mean == winner else "") for summary in summaries
+    ]
+
+
+def _cell(summary: Summary | None) -> str:
+    if summary is None:
+        return "-"
+    if summary.deviation is None:
+        return number(summary.mean)
+    return f"{number(summary.mean)} ± {summary.deviation:.2g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, TextIO
 
 import click
@@ -29,7 +30,7 @@ class Commands(TyperGroup):
         """Run the command; what is not a :class:`FedloomError` keeps its traceback."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", FedloomWarning)
-            warnings.showwarning = _show_warning
+            warnings.showwarning = partial(_show_warning, set())
             try:
                 return super().invoke(ctx)
             except FedloomError as error:
@@ -38,6 +39,7 @@ class Commands(TyperGroup):
 
 
 def _show_warning(
+    said: set[str],
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -46,6 +48,9 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     if issubclass(category, FedloomWarning):
+        if str(message) in said:
+            return
+        said.add(str(message))
         complain("Warning", str(message), typer.colors.YELLOW)
     else:
         typer.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True, nl=False)

@@ -1,0 +1,85 @@
+"""``fedloom sweep``: a grid of runs, and their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedloom.cli.comparison import compared, show_comparison
+from fedloom.cli.output import Json, complain, plural, say, show_json, terminal
+
+if TYPE_CHECKING:
+    from fedloom.cli.progress import RoundProgress
+    from fedloom.runs.folder import RunFolder
+    from fedloom.sweep import Outcome, Trial
+
+INTERRUPTED = 130
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="base, [grid], [[variant]].", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder of all runs; one that exists is gone on with.")],
+    as_json: Json = False,
+) -> None:
+    """Run every combination of a grid, each into a folder of its own, and compare them; goes on where it stopped."""
+    console = terminal()
+    with console.status("loading"):
+        from fedloom.cli.progress import RoundProgress
+        from fedloom.runs.folder import RunFolder
+        from fedloom.sweep import read_sweep, run_sweep
+
+        trials = read_sweep(file)
+
+    @contextmanager
+    def observe(number: int, trial: Trial) -> Iterator[RoundProgress]:
+        if console.is_terminal:
+            console.print(f"[{number}/{len(trials)}] {trial.name}", markup=False, style="bold")
+        with RoundProgress(console) as progress:
+            yield progress
+
+    try:
+        outcomes = run_sweep(trials, out, observe)
+    except KeyboardInterrupt as error:
+        typer.echo(f"stopped; `fedloom sweep {file} --out {out}` goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+    runs = [RunFolder.open(out / trial.name) for trial in trials if (out / trial.name / "run.toml").is_file()]
+    measured = [run for run in runs if run.latest_metrics()]
+    report = _report(measured, out) if measured else None
+    if as_json:
+        found = {name: asdict(outcome) for name, outcome in outcomes.items()}
+        comparison = compared(measured) if measured else {}
+        show_json({"out": str(out), "trials": found, "comparison": comparison, "report": report})
+    else:
+        _show(outcomes, measured, report, out)
+    if any(outcome.state == "failed" for outcome in outcomes.values()):
+        raise typer.Exit(1)
+
+
+def _show(outcomes: dict[str, Outcome], measured: list[RunFolder], report: str | None, out: Path) -> None:
+    states = [outcome.state for outcome in outcomes.values()]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    say(f"{plural(len(outcomes), 'run')} in {out}: {counts}")
+    if measured:
+        say("")
+        show_comparison(measured)
+    for name, outcome in outcomes.items():
+        if outcome.state == "failed":
+            complain("Failed", f"{name}: {outcome.reason}", typer.colors.RED)
+    if report:
+        say(f"report  {report}")
+
+
+def _report(runs: list[RunFolder], out: Path) -> str:
+    """One page about all runs."""
+    from fedloom.experiment import Run
+    from fedloom.reports.report import write_report
+
+    page = out / "report.html"
+    with terminal().status("writing the report"):
+        write_report([Run(run) for run in runs], page)
+    return str(page)
