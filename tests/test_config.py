@@ -85,6 +85,7 @@ def test_later_overrides_win_and_the_mapping_given_stays_as_it_was() -> None:
         ("rounds=-4", r"rounds = -4 must be at least 1"),
         ("participation.rate=0", r"participation.rate = 0 must be greater than 0 and at most 1"),
         ("participation.rate=1.01", r"participation.rate = 1.01 must be greater than 0 and at most 1"),
+        ("local.learning_rate=inf", r"local.learning_rate = inf must be greater than 0"),
         ("participation.rate=nan", r"participation.rate = nan must be greater than 0 and at most 1"),
         ("local.learning_rate=0", r"local.learning_rate = 0 must be greater than 0"),
         ("rounds", r"override 'rounds' must look like key.sub=value"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -20,12 +21,12 @@ T = TypeVar("T")
 
 def at_least(low: float) -> dict[str, Any]:
     """Field metadata: the value may not be smaller than ``low``."""
-    return {"check": lambda value: value >= low, "rule": f"at least {low}"}
+    return {"check": lambda value: low <= value < math.inf, "rule": f"at least {low}"}
 
 
 def above(low: float) -> dict[str, Any]:
     """Field metadata: the value must be greater than ``low``."""
-    return {"check": lambda value: value > low, "rule": f"greater than {low}"}
+    return {"check": lambda value: low < value < math.inf, "rule": f"greater than {low}"}
 
 
 def rate() -> dict[str, Any]:

@@ -74,6 +74,7 @@ NAN = np.where(GREY == 7, np.nan, GREY)
         ({"silos": {"a": GREY}, "groups": {"a": "ct", "bb": "ct"}}, "groups: unknown silo 'bb'"),
         ({"silos": {"a": GREY}, "test": {"b": GREY}}, "test: unknown silo 'b'"),
         ({"silos": {"a": GREY}, "test": {"a": GREY[:, 1:]}}, "held-out examples of 'arrays' are"),
+        ({"silos": {"server": GREY}}, "no silo may be called 'server'"),
         ({"silos": {"a": GREY[:1]}}, "too few examples to hold any out"),
     ],
 )

@@ -104,7 +104,7 @@ def gan() -> Method:
             Phase("generator", ("generator",), GeneratorLoss(), artist, touches_records=False),
         ),
         server_step=Mean(plan),
-        pathways={"z": Pathway({"z": (LATENT,)}, from_generator)},
+        pathways={"z": Pathway({"z": (LATENT,)}, from_generator, "noise -> x", ("generator",))},
     )
 
 
@@ -129,7 +129,7 @@ def private_encoder() -> Method:
         build=build_vae,
         phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
         server_step=Mean(plan),
-        pathways={"z1": Pathway({"z1": (LATENT,)}, from_decoder)},
+        pathways={"z1": Pathway({"z1": (LATENT,)}, from_decoder, "noise -> x", ("decoder",))},
     )
 
 
@@ -188,7 +188,7 @@ def distillation() -> Method:
         build=build_teacher_or_student,
         phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
         server_step=Distil(),
-        pathways={"z": Pathway({"z": (LATENT,)}, from_student)},
+        pathways={"z": Pathway({"z": (LATENT,)}, from_student, "noise -> x", ("student",))},
     )
 
 

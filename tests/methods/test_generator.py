@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -77,3 +79,14 @@ def test_mistakes_are_named(generator: Generator, asked: dict[str, str], complai
 def test_at_least_one_sample_must_be_asked_for(generator: Generator, count: int) -> None:
     with pytest.raises(ConfigError, match=f"cannot generate {count} samples: ask for at least 1"):
         generator.sample(count, group="a")
+
+
+def test_what_never_reached_the_server_is_not_made_up() -> None:
+    """Group "b" has a name but no silo in one case; in the other every decoder stays at home."""
+    for overrides, silos in (((), [[0] * 5]), (("sharing.scopes.decoder=silo",), [[0] * 5, [1] * 5])):
+        federation, config = federation_of(*silos), tiny_config(*overrides)
+        federation = replace(federation, groups=("a", "b"))
+        method = Experiment.of(config, federation).method
+        generator = Generator(method, initial_state(method, federation, config).server, federation.groups)
+        with pytest.raises(ConfigError, match=r"nothing can be generated for group 'b': 'decoder@.*' never reached"):
+            generator.sample(3, group="b")

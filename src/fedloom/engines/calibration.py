@@ -24,6 +24,8 @@ def calibrated_engine(trainer: Trainer, state: FederationState) -> ReferenceEngi
     participants = max(1, round(trainer.config.participation.rate * len(trainer.federation)))
     if wanted.workers > 1:
         return ReferenceEngine(trainer, wanted.workers, threads=1)
+    if wanted.workers == 1 and wanted.threads:
+        return ReferenceEngine(trainer, 1, wanted.threads)
 
     candidates = [wanted.threads] if wanted.threads else [n for n in (1, 2, 4, 8, 16) if n <= cores]
     alone, seconds = ReferenceEngine(trainer, 1, candidates[0]), float("inf")

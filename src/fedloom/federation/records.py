@@ -152,6 +152,8 @@ class Federation:
         names = [silo.name for silo in self.silos]
         if len(set(names)) < len(names):
             raise DataError(f"two silos share a name: {', '.join(sorted(names))}")
+        if "server" in names:
+            raise DataError("no silo may be called 'server': that is the name of the server's own site")
         for silo in self.silos:
             if len(silo) == 0:
                 raise DataError(f"silo '{silo.name}' holds no records")
@@ -186,7 +188,8 @@ class Federation:
         found = hashlib.sha256(repr((self.groups, self.classes)).encode())
         for silo in self.silos:
             found.update(f"{silo.name}/{silo.train.x.dtype}/{tuple(silo.train.x.shape)}".encode())
-            for column in (silo.train.x, silo.train.y, silo.train.group):
+            columns = (silo.train.x, silo.train.y, silo.train.group, silo.train.subject, silo.train.attributes)
+            for column in (column for column in columns if column is not None):
                 found.update(column.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
 

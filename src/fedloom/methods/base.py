@@ -58,7 +58,8 @@ class Pathway:
     generate: Callable[
         [nn.Module, Mapping[str, Tensor], Tensor, Tensor], Tensor
     ]  # (model, noise, group, prior's group)
-    summary: str = ""
+    summary: str
+    blocks: tuple[str, ...]  # what the function uses of the model; all of it must have reached the server
     uses_prior: bool = False  # whether another group's prior would change what comes out
 
 

@@ -89,7 +89,7 @@ def make(setting: Setting, options: Options) -> Method:
             ),
         ),
         server_step=Mean(plan, setting.config.sharing.weights),
-        pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x")},
+        pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x", ("generator",))},
     )
 
 

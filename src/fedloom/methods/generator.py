@@ -49,6 +49,10 @@ class Generator:
         if prior_of and not way.uses_prior:
             raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
         prior = self.groups.index(prior_of or group)
+        site = Site("server", (index,))
+        for key in (key for block in way.blocks for key in self.method.plan.prefixes(block, site).values()):
+            if key not in self.server.blocks:
+                raise ConfigError(f"nothing can be generated for group '{group}': '{key}' never reached the server")
         model = self.model(group)
         images = []
         for chunk in range(math.ceil(count / CHUNK)):

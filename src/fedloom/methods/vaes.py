@@ -140,15 +140,17 @@ def round_trip(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, pri
 
 def flat_pathways(latent: int) -> dict[str, Pathway]:
     """The one way of a VAE with one level."""
-    return {"z1": Pathway({"z1": (latent,)}, from_z1, "z1 ~ N(m_g, I) -> x", uses_prior=True)}
+    return {"z1": Pathway({"z1": (latent,)}, from_z1, "z1 ~ N(m_g, I) -> x", ("decoder",), uses_prior=True)}
 
 
 def hierarchical_pathways(latent: int, top_latent: int, predefined_prior: bool) -> dict[str, Pathway]:
     """Pathways A, B and C of the paper; B and C need a predefined prior of z1."""
     z1, z2, z1_hat = {"z1": (latent,)}, {"z2": (top_latent,)}, {"z1_hat": (latent,)}
-    ways = {"z2": Pathway(z2 | z1_hat, from_z2, "z2 ~ N(0, I) -> p(z1|z2) -> x")}
+    ways = {"z2": Pathway(z2 | z1_hat, from_z2, "z2 ~ N(0, I) -> p(z1|z2) -> x", ("top_decoder", "decoder"))}
     if predefined_prior:
         ways |= flat_pathways(latent)
         summary = "z1 ~ N(m_g, I) -> q(z2|z1) -> p(z1|z2) -> x"
-        ways["roundtrip"] = Pathway(z1 | z2 | z1_hat, round_trip, summary, uses_prior=True)
+        ways["roundtrip"] = Pathway(
+            z1 | z2 | z1_hat, round_trip, summary, ("top_encoder", "top_decoder", "decoder"), uses_prior=True
+        )
     return ways

@@ -89,7 +89,7 @@ def mlp_decoder(model: ModelConfig, shape: Shape, inputs: int) -> nn.Module:
 
 def deeper_decoder(model: ModelConfig, shape: Shape, inputs: int) -> nn.Module:
     """Two more layers, each as wide as the widest."""
-    return Flat((inputs,), (*model.hidden[::-1], *[max(model.hidden)] * 2), shape)
+    return Flat((inputs,), (*model.hidden[::-1], *[max(model.hidden, default=model.latent)] * 2), shape)
 
 
 def mlp_top_encoder(model: ModelConfig) -> nn.Module:
@@ -104,7 +104,11 @@ def mlp_top_decoder(model: ModelConfig) -> nn.Module:
 
 def deeper_top_decoder(model: ModelConfig) -> nn.Module:
     """Two more layers, each as wide as the widest."""
-    return Flat((model.top_latent,), (*model.top_hidden[::-1], *[max(model.top_hidden)] * 2), (2 * model.latent,))
+    return Flat(
+        (model.top_latent,),
+        (*model.top_hidden[::-1], *[max(model.top_hidden, default=model.top_latent)] * 2),
+        (2 * model.latent,),
+    )
 
 
 NETWORKS: dict[str, Network] = {

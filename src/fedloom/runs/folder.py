@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,7 +105,9 @@ class RunFolder:
         return {**metrics, **later} if newest >= own["round"] else {**later, **metrics}
 
     def rewind(self, round_number: int) -> None:
-        """Forget log lines after a round: what a killed run had logged but not yet checkpointed."""
+        """Forget what a killed run left after a round: log lines without a checkpoint, half-written checkpoints."""
+        for unfinished in (self.path / "checkpoints").glob(".*.tmp"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         for name in ("metrics.jsonl", "egress.jsonl"):
             rows = [row for row in read_lines(self.path / name) if row["round"] <= round_number]
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
