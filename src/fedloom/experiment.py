@@ -81,8 +81,9 @@ class Experiment:
         """Train from the start into a new folder."""
         check_trackers(self.config)
         evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
-        folder = RunFolder.create(Path(out), self.config)
+        # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
+        folder = RunFolder.create(Path(out), self.config)
         return self._live(folder, state, evaluator, observer or Observer())
 
     def resume(self, folder: RunFolder, observer: Observer | None = None) -> Run:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fedloom.config import above
+from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting, branched
 from fedloom.models.convolutional import require_images
@@ -63,6 +64,8 @@ def from_noise(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: 
 def make(setting: Setting, options: Options) -> Method:
     """Both blocks GLOBAL; in every step the discriminator moves first, then the generator."""
     require_images(setting.shape)
+    if setting.config.model.branches:
+        raise ConfigError("model.branches is for decoders; fedgan has one generator for all groups")
     latent = setting.config.model.latent
     plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
