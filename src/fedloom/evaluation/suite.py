@@ -191,8 +191,8 @@ def representation(evaluation: Evaluation) -> Values:
         found |= _probe_values(*tables[-1], vae.group, vae.silo)
     if evaluation.autoencoders[0].group:
         train, train_labels, codes, labels = (torch.cat(column) for column in zip(*tables, strict=True))
-        found |= _probe_values(train, train_labels, codes, labels)
-        found |= _paper_probe_values(evaluation, codes, labels)
+        if everybody := _probe_values(train, train_labels, codes, labels):
+            found |= everybody | _paper_probe_values(evaluation, codes, labels)
     return found or evaluation.skip("probe", "it needs records of at least two classes")
 
 
