@@ -25,7 +25,7 @@ from typing import Any
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, FedloomError, RunFolderError, unknown
 from fedloom.experiment import Observer, file_name, resume, train
-from fedloom.runs.files import explained, write_atomically
+from fedloom.runs.files import digest, explained, write_atomically
 from fedloom.runs.folder import RunFolder
 
 KEYS = {"base", "grid", "variant"}
@@ -92,21 +92,22 @@ def run_sweep(
 
 def _outcome(trial: Trial, folder: Path, observer: Observer) -> Outcome:
     try:
-        if (folder / "run.toml").is_file():
-            _check_same(trial, folder)
-            run = resume(folder, observer=observer)
-        else:
-            run = train(trial.config, folder, observer=observer)
+        status = _ended(trial, folder, observer)
     except FedloomError as error:
         return Outcome("failed", str(error))
     except Exception as error:
         return Outcome("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-    return Outcome(run.folder.status["state"], run.folder.status["reason"])
+    return Outcome(status["state"], status["reason"])
 
 
-def _check_same(trial: Trial, folder: Path) -> None:
-    if RunFolder.open(folder).config.digest() != trial.config.digest():
+def _ended(trial: Trial, folder: Path, observer: Observer) -> dict[str, Any]:
+    """The status of a trial's run once it has ended: it may have before, or has to be resumed or begun."""
+    if not (folder / "run.toml").is_file():
+        return train(trial.config, folder, observer=observer).folder.status
+    begun = RunFolder.open(folder)
+    if begun.config.digest() != trial.config.digest():
         raise RunFolderError(f"{folder} holds a run with other settings; choose another --out")
+    return resume(folder, observer=observer).folder.status if begun.status["state"] == "unfinished" else begun.status
 
 
 def _trial(source: str | Path, variant: str, overrides: Flat, point: Flat, varied: Sequence[str]) -> Trial:
@@ -122,15 +123,15 @@ def _trial(source: str | Path, variant: str, overrides: Flat, point: Flat, varie
 
 
 def _distinct(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials whose names coincide get part of their digest behind the name; equal trials are refused."""
-    digests = Counter(trial.config.digest() for trial in trials)
-    names = Counter(trial.name for trial in trials)
-    for trial in trials:
-        if digests[trial.config.digest()] > 1:
+    """Trials whose names coincide get a hash of their settings behind the name; equal trials are refused."""
+    digests = [digest(trial.config.to_toml().encode()) for trial in trials]
+    names, settings = Counter(trial.name for trial in trials), Counter(digests)
+    for trial, found in zip(trials, digests, strict=True):
+        if settings[found] > 1:
             raise ConfigError(f"two trials of the sweep have the same settings; one of them is '{trial.name}'")
     return [
-        Trial(f"{trial.name}-{trial.config.digest()[:8]}", trial.config) if names[trial.name] > 1 else trial
-        for trial in trials
+        Trial(f"{trial.name}-{found[:8]}", trial.config) if names[trial.name] > 1 else trial
+        for trial, found in zip(trials, digests, strict=True)
     ]
 
 

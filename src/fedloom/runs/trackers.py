@@ -49,7 +49,12 @@ class WeightsAndBiases:
 
     def __init__(self, config: Config, folder: Path, rounds_done: int) -> None:  # noqa: ARG002 - it counts itself
         self._run = importlib.import_module("wandb").init(
-            project="fedloom", name=folder.name, dir=str(folder), config=config.to_mapping(), mode="offline"
+            project="fedloom",
+            name=folder.name,
+            dir=str(folder),
+            config=config.to_mapping(),
+            mode="offline",
+            settings={"silent": True},
         )
 
     def record(self, round_number: int, row: Mapping[str, Any]) -> None:

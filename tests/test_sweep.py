@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedloom import sweep
+from fedloom.config import preset_names
+from fedloom.errors import ConfigError
+from fedloom.experiment import Observer
+from fedloom.runs.folder import RunFolder
+from fedloom.sweep import Outcome, Trial, read_sweep, run_sweep
+from support import assert_same_run, names_in, tiny_config
+
+Written = Callable[[str], Path]
+
+
+@contextmanager
+def unobserved(number: int, trial: Trial) -> Iterator[Observer]:
+    yield Observer()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """A sweep file beside the tiny experiment that it starts from."""
+    (tmp_path / "tiny.toml").write_text(tiny_config().to_toml(), encoding="utf-8")
+
+    def write(text: str) -> Path:
+        path = tmp_path / "sweep.toml"
+        path.write_text(f'base = "tiny.toml"\n{text}', encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_every_combination_with_a_name_of_its_own(written: Written) -> None:
+    trials = read_sweep(
+        written(
+            """
+            [grid]
+            seed = [1, 2]
+            method.name = ["fedvae", "fissionvae"]
+            "model.hidden" = [[8], [8, 4]]
+            local.epochs = [1]
+            [[variant]]
+            name = "plain"
+            [[variant]]
+            name = "long"
+            overrides.rounds = 3
+            """
+        )
+    )
+    assert len(trials) == 2 * 2 * 2 * 2
+    assert [trial.name for trial in trials][:3] == [
+        "plain-fedvae-hidden-8-seed-1",
+        "plain-fedvae-hidden-8-4-seed-1",
+        "plain-fissionvae-hidden-8-seed-1",
+    ]
+    by_name = {trial.name: trial.config for trial in trials}
+    assert len(by_name) == 16
+    config = by_name["long-fissionvae-hidden-8-4-seed-2"]
+    assert (config.seed, config.rounds, config.method.name, config.model.hidden) == (2, 3, "fissionvae", (8, 4))
+    assert by_name["plain-fedvae-hidden-8-seed-1"].rounds == 2
+
+
+def test_another_method_takes_none_of_the_options_of_the_base(tmp_path: Path) -> None:
+    base = next(name for name in preset_names() if name.endswith("mixed-mnist/federated/l-d"))
+    path = tmp_path / "sweep.toml"
+    path.write_text(f'base = "{base}"\n[grid]\nmethod.name = ["fedvae"]\nseed = [1]')
+    (trial,) = read_sweep(path)
+    assert (trial.config.method.name, trial.config.method.options) == ("fedvae", {})
+
+
+def test_a_variants_options_go_with_the_grids_method(written: Written) -> None:
+    text = '[grid]\nmethod.name = ["fissionvae"]\n[[variant]]\nname = "w"\noverrides.method.prior = "wave"'
+    assert read_sweep(written(text))[0].config.method.options == {"prior": "wave"}
+
+
+def test_names_that_coincide_are_told_apart(written: Written) -> None:
+    names = [trial.name for trial in read_sweep(written('[grid]\ndata.path = ["a b", "a_b"]\nrounds = [1, 2]'))]
+    assert len(set(names)) == 4
+    assert all(name.startswith("path-a_b-rounds-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[gird]\nseed = [1]", ["unknown key 'gird'", "did you mean 'grid'"]),
+        ("[grid]\nseed = 1", ["grid.seed = 1", "list of at least one value"]),
+        ("[grid]\nseed = []", ["grid.seed = []", "list of at least one value"]),
+        ("[grid]\nsed = [1]", ["unknown key 'sed'", "did you mean 'seed'"]),
+        ("[grid]\nrounds = [0]", ["rounds = 0", "at least 1"]),
+        ("[grid]\nseed = [1, 1]", ["same settings", "seed-1"]),
+        ("grid = 3", ["grid = 3", "table of lists"]),
+        ("[variant]\nname = 'a'", ["[[variant]]"]),
+        ("[[variant]]\nnmae = 'a'", ["unknown variant key 'nmae'", "did you mean 'name'"]),
+        ("[[variant]]\noverrides.seed = 1", ["variant.name = None"]),
+        ("[[variant]]\nname = 'a'\noverrides = 3", ["variant.overrides = 3"]),
+    ],
+)
+def test_mistakes_are_said_before_anything_runs(written: Written, text: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_sweep(written(text))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("base = 3", "base = 3 must be"),
+        ("", "base = None must be"),
+        ('base = "dmeo"', "did you mean 'demo'"),
+        ('base = "nowhere.toml"', "cannot read"),
+        ("base = = 3", "not valid TOML"),
+    ],
+)
+def test_a_sweep_needs_a_base(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        read_sweep(path)
+
+
+def test_a_missing_sweep_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_sweep(tmp_path / "sweep.toml")
+
+
+def test_a_sweep_goes_on_after_a_diverged_and_a_failed_run_and_records_both(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        [[variant]]
+        name = "exploding"
+        overrides.local.optimizer = "sgd"
+        overrides.local.learning_rate = 1e12
+        [[variant]]
+        name = "missing"
+        overrides.data.source = "mixed-mnist"
+        [[variant]]
+        name = "broken"
+        overrides.rounds = 4
+        [[variant]]
+        name = "well"
+        overrides.rounds = 1
+    """
+    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    train = sweep.train
+
+    def train_or_break(config, out, observer):
+        return 1 / 0 if config.rounds == 4 else train(config, out, observer=observer)
+
+    monkeypatch.setattr(sweep, "train", train_or_break)
+    trials = read_sweep(written(text))
+    outcomes = run_sweep(trials, tmp_path / "out", unobserved)
+    states = {name: outcome.state for name, outcome in outcomes.items()}
+    assert states == {"exploding": "diverged", "missing": "failed", "broken": "failed", "well": "finished"}
+    assert "fedloom data get" in outcomes["missing"].reason
+    assert outcomes["broken"].reason == "ZeroDivisionError: division by zero"
+    assert "train_or_break" in outcomes["broken"].trace
+    recorded = json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]
+    assert {name: Outcome(**outcome) for name, outcome in recorded.items()} == outcomes
+
+    monkeypatch.setattr(sweep, "train", train)
+    started: list[str] = []
+
+    class Started(Observer):
+        def started(self, experiment, engine, rounds_done):
+            started.append(experiment.config.rounds)
+
+    @contextmanager
+    def observe(number: int, trial: Trial) -> Iterator[Observer]:
+        yield Started()
+
+    again = run_sweep(trials, tmp_path / "out", observe)
+    assert started == [4]  # what failed is tried again; what ended is left alone
+    assert again["broken"] == Outcome("finished")
+    assert again["exploding"] == outcomes["exploding"]
+
+
+def test_a_folder_with_other_settings_is_left_alone(written: Written, tmp_path: Path) -> None:
+    run_sweep(read_sweep(written("[[variant]]\nname = 'a'\noverrides.rounds = 1")), tmp_path / "out", unobserved)
+    outcomes = run_sweep(
+        read_sweep(written("[[variant]]\nname = 'a'\noverrides.rounds = 2")), tmp_path / "out", unobserved
+    )
+    assert outcomes["a"].state == "failed"
+    assert "other settings" in outcomes["a"].reason
+    assert RunFolder.open(tmp_path / "out" / "a").rounds_done == 1
+
+
+def test_a_killed_sweep_goes_on_where_it_stopped(written: Written, tmp_path: Path) -> None:
+    path = written("[grid]\nseed = [1, 2]\nrounds = [12]")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "fedloom", "sweep", str(path), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(out.glob("seed-2/checkpoints/round-*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert RunFolder.open(out / "seed-1").status["state"] == "finished"
+    assert RunFolder.open(out / "seed-2").status["state"] == "unfinished"
+    before = {file: file.stat().st_mtime_ns for file in (out / "seed-1").rglob("*")}
+
+    trials = read_sweep(path)
+    assert {outcome.state for outcome in run_sweep(trials, out, unobserved).values()} == {"finished"}
+    assert {file: file.stat().st_mtime_ns for file in (out / "seed-1").rglob("*")} == before
+    run_sweep(trials, tmp_path / "whole", unobserved)
+    assert names_in(out) == [*(trial.name for trial in trials), "sweep.json"]
+    for trial in trials:
+        assert_same_run(out / trial.name, tmp_path / "whole" / trial.name)
