@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy.stats import norm
+
+from fedloom.errors import ConfigError, FedloomError, FedloomWarning
+from fedloom.privacy.accounting import (
+    ORDERS,
+    Budget,
+    Event,
+    Gaussian,
+    NoGuarantee,
+    allocation,
+    calibrate,
+    check_delta,
+    default_delta,
+    event_of,
+    noise_by_round,
+    noise_multiplier,
+    spent,
+    to_mapping,
+)
+
+
+def random_cases(count: int) -> Iterator[tuple[float, float, int, float]]:
+    """(rate, noise multiplier, steps, delta) over the orders of magnitude that occur, where epsilon stays below 20."""
+    draw = random.Random(6)
+    while count:
+        rate, noise, steps = (
+            10 ** draw.uniform(-2.5, -0.5),
+            10 ** draw.uniform(0.25, 1),
+            int(10 ** draw.uniform(0, 3.3)),
+        )
+        delta = 10 ** draw.uniform(-7, -4)
+        if rate * math.sqrt(steps) / noise < 2:
+            count -= 1
+            yield rate, noise, steps, delta
+
+
+def close(one: float, other: float) -> bool:
+    return abs(one - other) <= max(0.01 * other, 0.02)
+
+
+def test_pld_agrees_with_a_library_that_is_not_called_here() -> None:
+    for rate, noise, steps, delta in random_cases(200):
+        theirs = PRVAccountant()
+        theirs.history = [(noise, rate, steps)]
+        found = spent([Gaussian(noise, rate, steps)], delta)
+        assert close(found, theirs.get_epsilon(delta)), (rate, noise, steps, delta)
+
+
+def test_rdp_agrees_with_a_library_that_is_not_called_here() -> None:
+    for rate, noise, steps, delta in random_cases(200):
+        theirs = RDPAccountant()
+        theirs.history = [(noise, rate, steps)]
+        found = spent([Gaussian(noise, rate, steps)], delta, "rdp")
+        assert close(found, theirs.get_epsilon(delta, alphas=list(ORDERS))), (rate, noise, steps, delta)
+
+
+def delta_by_integration(noise: float, rate: float, epsilon: float) -> float:
+    """The larger hockey-stick divergence between N(0, s) and (1-q) N(0, s) + q N(1, s), by the trapezoid rule."""
+    x = np.linspace(-12 * noise, 1 + 12 * noise, 400_001)
+    without = norm.pdf(x, 0, noise)
+    with_record = (1 - rate) * without + rate * norm.pdf(x, 1, noise)
+    gaps = (with_record - math.exp(epsilon) * without, without - math.exp(epsilon) * with_record)
+    return max(float(np.trapezoid(np.maximum(gap, 0), x)) for gap in gaps)
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(0.7, 1.0), (2.0, 1.0), (0.8, 0.1), (1.5, 0.3)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_a_single_release_agrees_with_direct_integration(noise: float, rate: float, delta: float) -> None:
+    epsilon = spent([Gaussian(noise, rate)], delta)
+    assert delta_by_integration(noise, rate, epsilon) <= delta * 1.0001
+    assert delta_by_integration(noise, rate, epsilon * 0.99 - 1e-4) > delta
+
+
+def test_full_batches_compose_to_one_gaussian() -> None:
+    """Sums with noise 3, 4 and 4 are one with 1 / sqrt(1/9 + 2/16)."""
+    once = Gaussian(1 / math.sqrt(1 / 9 + 2 / 16))
+    assert spent([Gaussian(3.0), Gaussian(4.0, steps=2)], 1e-5) == pytest.approx(spent([once], 1e-5), rel=2e-3)
+
+
+def test_the_reference_implementation_spends_four_times_what_it_prints() -> None:
+    """Noise for epsilon 1 over 20 epochs of 7 steps, used for 250 epochs (DP-CVAE); the right noise is about 19."""
+    printed = noise_multiplier(Budget(1.0, 1e-4), rate=1 / 7, steps=140)
+    assert printed == pytest.approx(5.5, rel=0.02)
+    assert 4.18 < spent([Gaussian(printed, 1 / 7, 1750)], 1e-4) < 4.32
+    assert noise_multiplier(Budget(1.0, 1e-4), rate=1 / 7, steps=1750) == pytest.approx(19, rel=0.02)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "filter"])
+@pytest.mark.parametrize(
+    ("epsilon", "rate", "steps"), [(0.05, 0.01, 30), (1.0, 1.0, 50), (8.0, 0.05, 400), (30.0, 0.1, 20)]
+)
+def test_calibrated_noise_spends_the_budget_and_no_more(accountant, epsilon: float, rate: float, steps: int) -> None:
+    budget = Budget(epsilon, 1e-5, accountant)
+    found = budget.spent([Gaussian(noise_multiplier(budget, rate=rate, steps=steps), rate, steps)])
+    assert 0.99 * epsilon <= found <= epsilon
+
+
+def test_calibration_leaves_room_for_other_releases() -> None:
+    budget, other = Budget(2.0, 1e-5), Gaussian(5.0)
+    alone = noise_multiplier(budget, rate=0.1, steps=50)
+    beside = noise_multiplier(budget, rate=0.1, steps=50, releases=[other])
+    assert beside > alone
+    assert 1.98 <= budget.spent([other, Gaussian(beside, 0.1, 50)]) <= 2.0
+    with pytest.raises(ConfigError, match="other releases of the plan already spend it"):
+        noise_multiplier(budget, rate=0.1, steps=50, releases=[Gaussian(0.5)])
+
+
+def test_rounds_may_share_the_budget_unequally() -> None:
+    weights = allocation(16, "late")
+    assert (weights[0], weights[-1]) == (1, 3)
+    assert weights == sorted(weights)
+    assert allocation(3, "uniform") == [1, 1, 1]
+    budget = Budget(4.0, 1e-5, "rdp")
+    noises = noise_by_round(budget, weights, rate=0.1, steps=20)
+    assert noises[0] / noises[-1] == pytest.approx(math.sqrt(3))
+    assert 3.96 <= budget.spent([Gaussian(noise, 0.1, 20) for noise in noises]) <= 4.0
+
+
+gaussians = st.builds(Gaussian, st.floats(0.5, 20), st.floats(0.001, 1), st.integers(0, 500))
+
+
+@settings(max_examples=20)
+@given(st.lists(gaussians, max_size=2), gaussians)
+def test_every_further_release_costs_and_none_is_forgotten(before: list[Event], event: Gaussian) -> None:
+    less, more = spent(before, 1e-5, "rdp"), spent([*before, event], 1e-5, "rdp")
+    assert more >= less
+    assert spent([event, *before], 1e-5, "rdp") == pytest.approx(more)
+    twice = Gaussian(event.noise_multiplier, event.rate, 2 * event.steps)
+    assert spent([event, event], 1e-5, "rdp") == spent([twice], 1e-5, "rdp")
+
+
+def test_a_release_without_a_guarantee_or_noise_costs_everything() -> None:
+    assert spent([Gaussian(9.0), NoGuarantee("the clip bound is a median of private norms")], 1e-5) == math.inf
+    assert spent([Gaussian(0.0)], 1e-5) == math.inf
+    assert spent([], 1e-5) == 0 == spent([Gaussian(1.0, steps=0)], 1e-5)
+
+
+def test_no_memory_is_lost_to_epsilons_that_say_nothing() -> None:
+    assert spent([Gaussian(0.01, steps=1000)], 1e-5) > 1e6
+
+
+@given(gaussians | st.builds(NoGuarantee, st.text()))
+def test_events_survive_json(event: Event) -> None:
+    assert event_of(json.loads(json.dumps(to_mapping(event)))) == event
+
+
+def test_the_filter_costs_more_than_a_plan_fixed_in_advance() -> None:
+    """One Renyi order, fixed before anything is known, is never better than the best one."""
+    events = [Gaussian(6.0, 0.2, 30), Gaussian(9.0)]
+    chosen, planned = Budget(1.0, 1e-5, "filter"), Budget(1.0, 1e-5, "rdp")
+    assert planned.spent(events) * 0.999 <= chosen.spent(events) < 1.3 * planned.spent(events)
+
+
+def test_the_order_of_the_filter_is_close_to_the_best_for_gaussian_noise_that_spends_the_budget() -> None:
+    budget = Budget(2.0, 1e-6, "filter")
+    event = Gaussian(noise_multiplier(budget, rate=1.0, steps=1))
+
+    def cost(order: float) -> float:
+        """RDP of a Gaussian at an order, converted (Canonne, Kamath, Steinke 2020, proposition 12)."""
+        renyi = order / (2 * event.noise_multiplier**2)
+        return renyi + math.log1p(-1 / order) - math.log(1e-6 * order) / (order - 1)
+
+    assert budget.spent([event]) == pytest.approx(cost(budget.order), rel=1e-9)
+    assert cost(budget.order) <= 1.03 * min(cost(1 + x / 10) for x in range(1, 1000))
+
+
+@pytest.mark.parametrize(
+    ("records", "delta"), [(1, 0.1), (2, 0.01), (10, 0.01), (1000, 1e-4), (1001, 1e-5), (12523, 1e-6)]
+)
+def test_delta_defaults_to_a_power_of_ten_of_at_most_a_tenth_of_one_record(records: int, delta: float) -> None:
+    assert default_delta(records) == delta
+    assert delta / 1.0001 <= 1 / (10 * records) < 10 * delta * 1.0001
+
+
+def test_a_delta_above_one_record_warns() -> None:
+    assert check_delta(1e-4, 1000) == 1e-4
+    with pytest.warns(FedloomWarning, match=r"delta 0\.01 is above 1/n = 0\.001"):
+        check_delta(0.01, 1000)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (lambda: Budget(0, 1e-5), "epsilon is 0; it must be greater than 0 and finite"),
+        (lambda: Budget(1, 0), "delta is 0; it must lie between 0 and 1"),
+        (lambda: Budget(1, 1e-5, "prv"), "unknown accountant 'prv'"),
+        (lambda: check_delta(-1, 10), "delta is -1; it must lie between 0 and 1"),
+        (lambda: spent([Gaussian(1.0)], 1.0), "delta is 1.0; it must lie between 0 and 1"),
+        (lambda: spent([], 1e-5, "moments"), "unknown accountant 'moments'"),
+        (lambda: Gaussian(-1.0), "noise_multiplier is -1.0; it must be a finite number of at least 0"),
+        (lambda: Gaussian(1.0, 1.5), "rate is 1.5; a sampling rate must be greater than 0 and at most 1"),
+        (lambda: Gaussian(1.0, steps=-1), "steps is -1; it must be at least 0"),
+        (lambda: noise_multiplier(Budget(1, 1e-5), rate=0.1, steps=0), "steps is 0; a calibration needs at least 1"),
+        (lambda: calibrate(lambda _: [], Budget(1, 1e-5)), "has no release that noise could make cheaper"),
+        (lambda: default_delta(0), "the number of records is 0"),
+        (lambda: allocation(3, "early"), "unknown allocation 'early'"),
+    ],
+)
+def test_mistakes_are_named(mistake, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        mistake()
+
+
+def test_an_event_of_a_later_version_is_refused() -> None:
+    with pytest.raises(FedloomError, match="unknown privacy event 'tree'"):
+        event_of({"kind": "tree"})
