@@ -116,8 +116,8 @@ class Autoencoder:
         return reconstructions(self.model, *self.inputs(self.held_out))
 
     def codes(self, records: Records) -> Tensor:
-        """The encoder's means of any records."""
-        return codes(self.model, *self.inputs(records))
+        """The encoder's means of any records, where the records are."""
+        return codes(self.model, *self.inputs(records)).to(records.x.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +172,8 @@ class Evaluation:
         """Nearest training records of samples and of held-out records by pixels: indices into ``real.training``."""
         real, found = self.real, {}
         for group, x in self.samples.items():
-            table = real.held_out[group]
-            found[group] = memorisation(x[: len(table)], as_float(table.x), as_float(real.training[group].x))
+            tables = x[: len(real.held_out[group])], real.held_out[group].x, real.training[group].x
+            found[group] = memorisation(*(as_float(table.to(real.device)) for table in tables))
         return found
 
     @cached_property

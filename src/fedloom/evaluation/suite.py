@@ -208,14 +208,14 @@ def _probe_values(
     known, tested = train_labels >= 0, labels >= 0
     if len(torch.unique(train_labels[known])) < 2 or not tested.any():
         return {}
-    scores = probe(train[known.to(train.device)], train_labels[known], test[tested.to(test.device)], labels[tested])
+    scores = probe(train[known], train_labels[known], test[tested], labels[tested])
     return _score_values("", scores, int(tested.sum()), group, silo)
 
 
 def _paper_probe_values(evaluation: Evaluation, codes: Tensor, labels: Tensor) -> Values:
     tested = labels >= 0
     try:
-        scores = paper_probe(codes[tested.to(codes.device)], labels[tested], evaluation.streams)
+        scores = paper_probe(codes[tested], labels[tested], evaluation.streams)
     except DataError as error:
         return evaluation.skip("probe/paper", str(error))
     fifth = int(tested.sum()) - 4 * int(tested.sum()) // 5
