@@ -117,6 +117,16 @@ def test_compare_shows_mean_and_deviation_over_seeds(fedloom: Command, tmp_path:
     assert "70.0% in plain (3 seeds)." in " ".join(" ".join(line) for line in lines)
 
 
+def test_compare_puts_many_runs_one_below_the_other(fedloom: Command, tmp_path: Path) -> None:
+    latents = {"one": 1, "two": 2, "three": 3, "four": 4}
+    folders = [
+        seeded(tmp_path / name, 1, {f"{FRECHET}/group=a": 8.0 / n, FRECHET: 1.0} if n < 4 else {}, f"model.latent={n}")
+        for name, n in latents.items()
+    ]
+    lines = [line.split() for line in fedloom("compare", *folders).stdout.splitlines()]
+    assert lines[:4] == [[FRECHET, "all", "a"], ["one", "1", "8"], ["two", "1", "4"], ["three", "1", "2.667"]]
+
+
 def test_compare_tells_which_runs_did_not_finish(fedloom: Command, tmp_path: Path) -> None:
     well = seeded(tmp_path / "well", 1, {FRECHET: 1.0})
     ill = seeded(tmp_path / "ill", 2, {FRECHET: 9.0}, ended="diverged")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.metrics import by_metric, number
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
     from fedloom.runs.folder import RunFolder
 
 IN_DOMAIN = "domain-hit/domain-cnn/"
+SIDE_BY_SIDE = 3  # more runs than these stand one below the other, so that the tables stay narrow
+ABSENT = "-"
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Compare runs: a row for each metric and group, a column for each run, the better value emphasised.
+    """Compare runs by their last metrics, the better value emphasised.
 
     Runs that differ in nothing but the seed share a column, with mean and standard deviation.
     """
@@ -69,18 +72,38 @@ def show_comparison(runs: Sequence[RunFolder]) -> None:
     columns = cohorts(_measured(runs))
     summaries = [cohort.metrics() for cohort in columns]
     names = _names(columns)
-    rows = table("metric", "group", *names, right=tuple(names))
-    for key in by_metric(key for summary in summaries for key in summary):
-        rows.add_row(*split_key(key), *_cells(key, [summary.get(key) for summary in summaries]))
-    rows.columns[0].no_wrap = True  # keys stay whole; names of runs may be folded
-    show(rows)
+    keys = by_metric(key for summary in summaries for key in summary)
+    cells = {key: _cells(key, [summary.get(key) for summary in summaries]) for key in keys}
+    for rows in _side_by_side(names, cells) if len(names) <= SIDE_BY_SIDE else _one_below_the_other(names, cells):
+        show(rows)
+        show("")
     hits = [_hits({key: summary.mean for key, summary in found.items()}) for found in summaries]
     if any(hits):
         shares = ", ".join(f"{mean(found):.1%} in {name}" for name, found in zip(names, hits, strict=True) if found)
-        show(f"\nSamples that look like their own group, mean over groups: {shares}.")
+        show(f"Samples that look like their own group, mean over groups: {shares}.")
     for run in runs:
         if run.status["state"] != "finished":
             say(f"{run.path} {_state(run.status)}")
+
+
+def _side_by_side(names: Sequence[str], cells: dict[str, list[Text]]) -> Iterator[Table]:
+    """One table: a row for each metric and group, a column for each run."""
+    rows = table("metric", "group", *names, right=tuple(names))
+    for key, values in cells.items():
+        rows.add_row(*split_key(key), *values)
+    rows.columns[0].no_wrap = True  # keys stay whole; names of runs may be folded
+    yield rows
+
+
+def _one_below_the_other(names: Sequence[str], cells: dict[str, list[Text]]) -> Iterator[Table]:
+    """A table for each metric: a row for each run that has it, a column for each group."""
+    for metric in dict.fromkeys(split_key(key)[0] for key in cells):
+        groups = {split_key(key)[1] or "all": values for key, values in cells.items() if split_key(key)[0] == metric}
+        rows = table(metric, *groups, right=tuple(groups))
+        for name, values in zip(names, zip(*groups.values(), strict=True), strict=True):
+            if any(value.plain != ABSENT for value in values):
+                rows.add_row(name, *values)
+        yield rows
 
 
 def _measured(runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
@@ -128,7 +151,7 @@ def _cells(key: str, summaries: Sequence[Summary | None]) -> list[Text]:
 
 def _cell(summary: Summary | None) -> str:
     if summary is None:
-        return "-"
+        return ABSENT
     if summary.deviation is None:
         return number(summary.mean)
     return f"{number(summary.mean)} ± {summary.deviation:.2g}"
