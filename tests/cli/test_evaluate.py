@@ -124,7 +124,7 @@ def test_compare_puts_many_runs_one_below_the_other(fedloom: Command, tmp_path: 
         for name, n in latents.items()
     ]
     lines = [line.split() for line in fedloom("compare", *folders).stdout.splitlines()]
-    assert lines[:4] == [[FRECHET, "all", "a"], ["one", "1", "8"], ["two", "1", "4"], ["three", "1", "2.667"]]
+    assert lines[:4] == [[FRECHET, "a", "all"], ["one", "8", "1"], ["two", "4", "1"], ["three", "2.667", "1"]]
 
 
 def test_compare_tells_which_runs_did_not_finish(fedloom: Command, tmp_path: Path) -> None:
