@@ -171,10 +171,10 @@ class Experiment:
         if state.round != self.config.rounds and (every == 0 or state.round % every):
             return {}
         generator = Generator(self.method, state.server, self.federation.groups)
-        if len(self.federation.shape) == 3:
+        if len(self.federation.shape) == 3 and generator.pathways:
             samples = folder.samples_of(state.round)
             for group in self.federation.groups:
-                images = generator.sample(GRID, group=group, seed=self.config.seed)
+                images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=generator.pathways[0])
                 save_grid(images, samples / f"{file_name(group)}.png")
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
         return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)

@@ -273,6 +273,25 @@ def test_what_does_not_apply_is_left_out_with_one_warning(
         assert evaluator.evaluate(evaluation.generator) == {}
 
 
+def test_decoders_that_stay_at_home_leave_no_samples_but_whole_models(tmp_path: Path) -> None:
+    silo = ("sharing.scopes.encoder=silo", "sharing.scopes.decoder=silo", 'evaluation.metrics=["spread", "cost"]')
+    with pytest.warns(FedloomWarning, match="'spread' is left out: .*never reached the server"):
+        run = train(tiny_config("rounds=1", *silo), tmp_path / "run")
+    assert run.folder.status["state"] == "finished"
+    assert {key.partition("/")[0] for key in run.folder.latest_metrics()} == {"cost"}
+    evaluation = run.evaluation(settings=SETTINGS)[1]
+    assert [vae.silo for vae in evaluation.autoencoders] == [silo.name for silo in evaluation.real.federation.silos]
+    assert len(measured("likelihood", evaluation)) == 4 * 6
+
+
+def test_pathways_that_the_server_cannot_go_are_left_out(tmp_path: Path) -> None:
+    hierarchy = ("method.hierarchy=true", "method.prior=wave", "sharing.scopes.top_encoder=silo")
+    evaluation = train(tiny_config("rounds=1", *hierarchy), tmp_path / "run").evaluation(settings=SETTINGS)[1]
+    found = measured("domain", evaluation)
+    variants = {key.split("/")[1] for key in found}
+    assert variants == {"domain-cnn", "domain-cnn-z1"}  # the roundtrip needs q(z2 | z1)
+
+
 def test_records_without_classes_have_no_probe_and_no_class_coverage(tmp_path: Path) -> None:
     federation = federation_of([0] * 10, [1] * 10)
     unlabelled = replace(federation.test, y=torch.full((10,), -1))

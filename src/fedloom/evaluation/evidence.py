@@ -151,6 +151,11 @@ class Evaluation:
         """Network and resolution, as they stand in keys."""
         return self.real.extractor.backbone.name
 
+    @property
+    def generates(self) -> bool:
+        """Whether the server can sample every group along the method's first pathway."""
+        return next(iter(self.generator.method.pathways)) in self.generator.pathways
+
     def sample(self, group: str, pathway: str = "", prior_of: str = "") -> Tensor:
         """``evaluation.samples`` images of a group along any pathway."""
         seed = self.streams.seed

@@ -42,7 +42,7 @@ NO_ENCODER = "it needs an encoder and a decoder, and neither the server nor a si
 def domain(evaluation: Evaluation) -> Values:
     """How often samples of a group look like that group, and how often like a blend, to a classifier of real images."""
     found: Values = {}
-    for pathway in evaluation.generator.method.pathways:
+    for pathway in evaluation.generator.pathways:
         first = pathway == next(iter(evaluation.generator.method.pathways))
         variant, hits, blends = "domain-cnn" if first else f"domain-cnn-{pathway}", {}, {}
         for index, group in enumerate(evaluation.groups):
@@ -252,7 +252,8 @@ def secret_priors(evaluation: Evaluation) -> Values:
 
 def _prior_swaps(evaluation: Evaluation) -> Values:
     found, count = {}, evaluation.config.samples
-    ways = [name for name, pathway in evaluation.generator.method.pathways.items() if pathway.uses_prior]
+    generator = evaluation.generator
+    ways = [name for name in generator.pathways if generator.method.pathways[name].uses_prior]
     for index, group in enumerate(evaluation.groups):
         for pathway in ways:
             for other in evaluation.groups:
@@ -309,6 +310,8 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "cost": cost,
 }
 ON_FEATURES = {"frechet", "kernel", "inception-score", "manifold"}
+OF_SAMPLES = {"domain", "classes", "spread", "memorisation", *ON_FEATURES}
+NO_SAMPLES = "what it takes to generate images of every group never reached the server"
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +353,10 @@ class Evaluator:
         """Each configured metric with its values and how many seconds they took, as soon as it is known."""
         for name in self.config.metrics:
             start = time.perf_counter()
-            values = METRICS[name](evaluation)
+            if name in OF_SAMPLES and not evaluation.generates:
+                values = evaluation.skip(name, NO_SAMPLES)
+            else:
+                values = METRICS[name](evaluation)
             yield name, values, time.perf_counter() - start
 
     def evaluate(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, ServerState
+from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 
 CHUNK = 1000  # rows generated at once; a fixed number, so that a sample does not depend on how many are asked for
@@ -31,6 +32,17 @@ class Generator:
         model.load_state_dict(self.method.plan.join(self.server.blocks, site), strict=False)
         return model.eval()
 
+    def missing(self, group: str, pathway: str) -> list[BlockKey]:
+        """What a pathway would need for a group and never reached the server."""
+        site, plan = Site("server", (self.groups.index(group),)), self.method.plan
+        needed = (key for block in self.method.pathways[pathway].blocks for key in plan.prefixes(block, site).values())
+        return [key for key in needed if key not in self.server.blocks]
+
+    @property
+    def pathways(self) -> tuple[str, ...]:
+        """The ways in which images of every group can be generated."""
+        return tuple(name for name in self.method.pathways if not any(self.missing(g, name) for g in self.groups))
+
     @torch.no_grad()
     def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "", prior_of: str = "") -> Tensor:
         """``count`` images of a group in [0, 1], shape (count, *shape); the same seed gives the same images.
@@ -49,10 +61,8 @@ class Generator:
         if prior_of and not way.uses_prior:
             raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
         prior = self.groups.index(prior_of or group)
-        site = Site("server", (index,))
-        for key in (key for block in way.blocks for key in self.method.plan.prefixes(block, site).values()):
-            if key not in self.server.blocks:
-                raise ConfigError(f"nothing can be generated for group '{group}': '{key}' never reached the server")
+        if missing := self.missing(group, name):
+            raise ConfigError(f"nothing can be generated for group '{group}': '{missing[0]}' never reached the server")
         model = self.model(group)
         images = []
         for chunk in range(math.ceil(count / CHUNK)):
