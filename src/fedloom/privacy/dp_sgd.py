@@ -1,0 +1,174 @@
+"""DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016) as a value that knows its own cost.
+
+One step: a Poisson sample; the gradient of each example, over all blocks of the phase jointly, clipped to a bound;
+their sum with normal noise; divided by the public expected size of a batch. Any optimiser may follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import ConfigError
+from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
+from fedloom.privacy.clipping import Clipping, Fixed, clip_factors
+from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.per_example import Form, Watch, by_subject, squared_norms, watched_gradients, whole_gradients
+from fedloom.privacy.trust import Local, Trust
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedSum:
+    """What one or more passes over a batch add up to, before noise."""
+
+    gradients: Mapping[str, Tensor]
+    below: Tensor  # for each example 1/2 if its norm is within the bound, else -1/2, summed
+    bound: Tensor
+
+    def __add__(self, other: ClippedSum) -> ClippedSum:
+        gradients = {name: mine + other.gradients[name] for name, mine in self.gradients.items()}
+        return ClippedSum(gradients, self.below + other.below, torch.maximum(self.bound, other.bound))
+
+
+@dataclass(frozen=True)
+class DPSGD:
+    """The mechanism; ``noise_multiplier`` and ``rate`` are what is accounted for each step."""
+
+    noise_multiplier: float
+    rate: float  # the probability of each record (or subject) to be in a batch
+    expected: float  # the public expected number of records (or subjects) in a batch
+    clipping: Clipping = field(default_factory=Fixed)
+    unit: Literal["record", "subject"] = "record"
+    blocks: tuple[str, ...] = ()  # only these are clipped and noised, as some papers do; all if empty
+    trust: Trust = field(default_factory=Local)
+
+    def __post_init__(self) -> None:
+        Gaussian(self.noise_multiplier, self.rate)  # complains about either
+        if not self.expected > 0:
+            raise ConfigError(f"the expected batch size is {self.expected}; it must be greater than 0")
+
+    @property
+    def problem(self) -> str:
+        """Why there is no DP guarantee; empty where there is one."""
+        if self.blocks:
+            return f"only {', '.join(self.blocks)} is privatised, beside blocks that are trained on the records"
+        if self.noise_multiplier == 0:
+            return "no noise is added"
+        return self.clipping.problem
+
+    @property
+    def guarantee(self) -> str:
+        """What may be said of the result; how much epsilon it took is the ledger's to say."""
+        if self.problem:
+            return f"no DP guarantee: {self.problem}"
+        return f"differential privacy for one {self.unit} added or removed; {self.trust.sentence}"
+
+    def event(self, steps: int) -> Event:
+        """What so many steps cost, the search for the clip bound included."""
+        return NoGuarantee(self.problem) if self.problem else Gaussian(self.noise_multiplier, self.rate, steps)
+
+    @property
+    def gradient_noise(self) -> float:
+        """Standard deviation of the noise on the sum of gradients, in clip bounds.
+
+        A sum with noise s/sqrt(1-c) and a count (sensitivity 1/2) with noise s/(2 sqrt(c)) cost as much as one sum
+        with noise s.
+        """
+        return self.trust.share * self.noise_multiplier / math.sqrt(1 - self.clipping.share)
+
+    @property
+    def count_noise(self) -> float:
+        """Standard deviation of the noise on the count of norms within the bound."""
+        share = self.clipping.share
+        return self.trust.share * self.noise_multiplier / (2 * math.sqrt(share)) if share else 0.0
+
+    def is_private(self, parameter: str) -> bool:
+        """Whether a parameter of the phase is clipped and noised."""
+        return not self.blocks or parameter.startswith(tuple(f"{block}." for block in self.blocks))
+
+    def clipped_sum(
+        self,
+        values: Tensor,
+        mask: Tensor,
+        parameters: Mapping[str, Tensor],
+        bound: Tensor,
+        *,
+        watch: Watch | None = None,
+        subject: Tensor | None = None,
+    ) -> ClippedSum:
+        """One pass: per-example losses to the sum of clipped gradients.
+
+        With a ``watch`` over the private parameters the factored gradients are used wherever every layer allows it.
+        ``subject`` numbers the subjects within the pass, for the unit ``subject``.
+        """
+        private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
+        others = {name: parameter for name, parameter in parameters.items() if name not in private}
+        plain = _plain_sum(values, mask, others) if others else {}
+        if self.unit == "subject":
+            if subject is None:
+                raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
+            forms = by_subject(whole_gradients(values, private), subject, mask)
+            mask = torch.zeros_like(mask).index_add(0, subject, mask).clamp_max(1.0)
+        elif watch is not None and watch.complete:
+            forms = watched_gradients(values, watch)
+        else:
+            forms = whole_gradients(values, private)
+        total = self.clip(forms, mask, bound)
+        zeros = {name: torch.zeros_like(parameter) for name, parameter in private.items()}
+        gradients = {**zeros, **total.gradients, **plain}
+        return ClippedSum({name: gradients[name] for name in parameters}, total.below, total.bound)
+
+    def clip(self, forms: Mapping[str, Form], mask: Tensor, bound: Tensor) -> ClippedSum:
+        """The sum of clipped gradients over real rows; a pure function of tensors."""
+        norms = squared_norms(forms).sqrt()
+        bound = self.clipping.bound(bound, norms, mask)
+        factors = clip_factors(norms, bound, mask)
+        below = ((norms <= bound).to(mask.dtype) - 0.5) * mask
+        return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below.sum(), bound)
+
+    def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:
+        """Standard normal noise for each private parameter, and under the empty name for the count."""
+        shapes = {name: parameter.shape for name, parameter in parameters.items() if self.is_private(name)}
+        device = next(iter(parameters.values())).device
+        flat = randomness.normal(1 + sum(map(math.prod, shapes.values())), moment, device)
+        parts = torch.split(flat, [1, *map(math.prod, shapes.values())])
+        return {
+            "": parts[0][0],
+            **{name: part.reshape(shapes[name]) for name, part in zip(shapes, parts[1:], strict=True)},
+        }
+
+    def release(self, total: ClippedSum, noise: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradients that the optimiser may see, and the bound for the next step; a pure function of tensors."""
+        scale = self.gradient_noise * total.bound
+        gradients = {}
+        for name, gradient in total.gradients.items():
+            noisy = gradient + scale * noise[name] if name in noise else gradient
+            gradients[name] = (noisy / self.expected).to(gradient.dtype)
+        below = (total.below + self.count_noise * noise[""]) / self.expected + 0.5
+        return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
+
+
+def _plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    rows = torch.autograd.grad(
+        (values * mask).sum(), list(parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(parameters, rows, strict=True))
+
+
+def compact(subject: Tensor) -> Tensor:
+    """Number the subjects of a pass from 0, in whatever order."""
+    numbers: Tensor = torch.unique(subject, return_inverse=True)[1]
+    return numbers
+
+
+def total_of(passes: Sequence[ClippedSum]) -> ClippedSum:
+    """The sum over the passes of one batch."""
+    total = passes[0]
+    for other in passes[1:]:
+        total = total + other
+    return total

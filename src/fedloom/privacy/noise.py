@@ -1,0 +1,124 @@
+"""Where a mechanism's randomness comes from: named streams in a simulation, a cryptographic generator in a deployment.
+
+Whoever can foretell the coins of the sampling or the noise can undo the mechanism, so both come from here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import ConfigError, MissingExtraError
+from fedloom.streams import Streams
+
+COINS, NOISE = "privacy/coins", "privacy/noise"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of one silo."""
+
+    silo: int
+    round: int
+    step: int
+
+
+class Randomness(Protocol):
+    """Coins and noise for a step."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same moment always gives the same numbers, so that doing a round again is the same release."""
+        ...
+
+    def uniform(self, count: int, moment: Moment) -> Tensor:
+        """Numbers in (0, 1), float64."""
+        ...
+
+    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+        """Standard normal numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class StreamNoise:
+    """The experiment's named streams: the same numbers on every device, whatever engine asks. Simulation only."""
+
+    streams: Streams
+
+    @property
+    def repeatable(self) -> bool:
+        """A pure function of seed and moment."""
+        return True
+
+    def uniform(self, count: int, moment: Moment) -> Tensor:
+        """One number per record."""
+        return self.streams.uniform(COINS, count, silo=moment.silo, round=moment.round, step=moment.step)
+
+    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+        """Float32."""
+        where = {"silo": moment.silo, "round": moment.round, "step": moment.step}
+        return self.streams.normal(NOISE, 1, count, **where, device=device)[0]
+
+
+@dataclass(frozen=True)
+class DeviceNoise(StreamNoise):
+    """The same coins, but noise from the device's own generator: quick, and another on each kind of device."""
+
+    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+        """Float32, from a generator that the moment seeds."""
+        high, low, _, _ = self.streams.words(NOISE, 1, silo=moment.silo, round=moment.round, step=moment.step)
+        generator = torch.Generator(device).manual_seed(int(((high >> 1) << 31 | (low >> 1)).item()))
+        return torch.randn(count, generator=generator, device=device)
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """ChaCha20, keyed anew by the operating system for every draw; nothing is kept, nothing can be repeated."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Never."""
+        return False
+
+    def uniform(self, count: int, moment: Moment) -> Tensor:  # noqa: ARG002 - no moment determines it
+        """From 64 bits each."""
+        return torch.from_numpy(_secure_uniform(count))
+
+    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:  # noqa: ARG002
+        """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""
+        half = math.ceil(count / 2)
+        radius = np.sqrt(-2.0 * np.log(_secure_uniform(half)))
+        angle = 2.0 * math.pi * _secure_uniform(half)
+        numbers = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
+        return torch.from_numpy(numbers).to(device)
+
+
+def _secure_uniform(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"secure noise needs the package '{error.name}'; pip install 'fedloom[privacy]'"
+        ) from error
+    nonce = bytes(4) + os.urandom(12)  # the first four bytes are the block counter
+    stream = Cipher(ChaCha20(os.urandom(32), nonce), mode=None).encryptor().update(bytes(8 * count))
+    return (np.frombuffer(stream, dtype=np.uint64).astype(np.float64) + 0.5) * 2.0**-64
+
+
+def deployment_noise(seed: int | None, device: torch.device | str = "cpu") -> SecureNoise:
+    """The only randomness that a deployment may use; a fixed seed and a GPU's generator are refused."""
+    if seed is not None:
+        raise ConfigError(
+            f"the noise seed is {seed}, but a deployment draws its noise from the operating system: leave it out"
+        )
+    if torch.device(device).type != "cpu":
+        raise ConfigError(f"the noise device is '{device}', but a deployment draws its noise on the cpu")
+    return SecureNoise()

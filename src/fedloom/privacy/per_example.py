@@ -1,0 +1,263 @@
+"""Gradients of single examples, two ways: whole and exact, or as the factors that layers already have at hand.
+
+The gradient of one example with respect to a linear layer's weight is (gradient at its output) x (its input), so norms
+and weighted sums need no tensor that is as large as the weights times the batch (Goodfellow, "Efficient per-example
+gradient computations", 2015; Bu et al., "Differentially private optimization on large model at small cost", ICML 2023).
+A convolution is a linear layer on patches; a transposed one has patches at its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from fedloom.errors import ConfigError, FedloomError
+
+# Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
+ROUNDING = 4e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The gradient of each example, written out."""
+
+    gradient: Tensor  # (examples, *shape)
+
+    def squared_norms(self) -> Tensor:
+        """(examples,)."""
+        return self.gradient.flatten(1).square().sum(dim=1)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        return torch.einsum("b,b...->...", factors, _only(factors, self.gradient))
+
+    def __add__(self, other: Form) -> Whole:
+        assert isinstance(other, Whole), "a parameter has one form"
+        return Whole(self.gradient + other.gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """The gradient of example b is the sum of the outer products of left[b, i] and right[b, i] over i."""
+
+    left: Tensor  # (examples, places, p)
+    right: Tensor  # (examples, places, q)
+    shape: torch.Size  # of the parameter, p * q numbers
+
+    def squared_norms(self) -> Tensor:
+        """(examples,), the cheapest of three ways."""
+        places, p, q = self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
+        if places == 1:
+            return self.left.square().sum(dim=(1, 2)) * self.right.square().sum(dim=(1, 2))
+        if places * (p + q) > p * q:
+            return torch.einsum("bip,biq->bpq", self.left, self.right).square().sum(dim=(1, 2))
+        left, right = self.left @ self.left.mT, self.right @ self.right.mT
+        size = (self.left.square().sum(dim=2) * self.right.square().sum(dim=2)).sqrt().sum(dim=1)
+        return (left * right).sum(dim=(1, 2)).clamp_min(0.0) + ROUNDING * size.square()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        left = factors[:, None, None] * _only(factors, self.left)
+        return (left.flatten(0, 1).mT @ _only(factors, self.right).flatten(0, 1)).reshape(self.shape)
+
+    def __add__(self, other: Form) -> Outer:
+        assert isinstance(other, Outer), "a parameter has one form"
+        return Outer(torch.cat((self.left, other.left), 1), torch.cat((self.right, other.right), 1), self.shape)
+
+
+Form = Whole | Outer
+
+
+def _only(factors: Tensor, rows: Tensor) -> Tensor:
+    """Zeros where the factor is 0: a gradient that is not finite must not come back as 0 * inf."""
+    return torch.where((factors > 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+
+
+def squared_norms(forms: Mapping[str, Form]) -> Tensor:
+    """Of each example's gradient, over all parameters jointly."""
+    return torch.stack([form.squared_norms() for form in forms.values()]).sum(dim=0)
+
+
+def _linear(layer: nn.Linear, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+    left, right = gradient.reshape(len(x), -1, layer.out_features), x.reshape(len(x), -1, layer.in_features)
+    return {"weight": Outer(left, right, layer.weight.shape), "bias": Whole(left.sum(dim=1))}
+
+
+def _conv(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+    patches = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+    left = gradient.flatten(2)
+    # A stride may leave a remainder at the border that no patch covers; both count the same places.
+    return {"weight": Outer(left.mT, patches.mT, layer.weight.shape), "bias": Whole(left.sum(dim=2))}
+
+
+def _transposed_conv(layer: nn.ConvTranspose2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+    patches = functional.unfold(gradient, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+    return {
+        "weight": Outer(x.flatten(2).mT, patches.mT, layer.weight.shape),
+        "bias": Whole(gradient.flatten(2).sum(dim=2)),
+    }
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+    normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
+    return {
+        "weight": Whole((gradient * normal).flatten(2).sum(dim=2)),
+        "bias": Whole(gradient.flatten(2).sum(dim=2)),
+    }
+
+
+RULES: dict[type[nn.Module], Callable[..., dict[str, Form]]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _conv,
+    nn.ConvTranspose2d: _transposed_conv,
+    nn.GroupNorm: _group_norm,
+}
+
+
+def _has_rule(layer: nn.Module) -> bool:
+    plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "padding_mode", "zeros") == "zeros"
+    return type(layer) in RULES and plain and not isinstance(getattr(layer, "padding", 0), str)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One use of a layer."""
+
+    name: str
+    layer: nn.Module
+    x: Tensor
+    output: Tensor
+
+
+class Watch:
+    """While it is entered, notes what goes into and comes out of every layer that owns one of the parameters.
+
+    ``taps``, one for each call in order, are added to the outputs; with zeros that changes nothing, and the gradient
+    at a tap is the gradient at that output, even where outputs cannot be reached afterwards (inside ``vmap``).
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], taps: Sequence[Tensor] | None = None) -> None:
+        self.calls: list[Call] = []
+        self._names = frozenset(names)
+        self._taps = taps
+        owners = {name.rpartition(".")[0] for name in names}
+        self._layers = {owner: model.get_submodule(owner) for owner in owners}
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether every parameter belongs to a layer whose rule is known."""
+        return all(_has_rule(layer) for layer in self._layers.values())
+
+    def __enter__(self) -> Watch:
+        for name, layer in self._layers.items():
+            self._handles.append(layer.register_forward_hook(self._note(name)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():  # a constant of this loss
+                return output
+            if self._taps is not None:
+                output = output + self._taps[len(self.calls)]
+            self.calls.append(Call(name, layer, inputs[0], output))
+            return output
+
+        return hook
+
+    def forms(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> dict[str, Form]:
+        """Every example's gradient for every parameter that was reached; a pure function of tensors.
+
+        ``inputs`` are what went into the calls, ``gradients`` those of the losses at their outputs.
+        """
+        forms: dict[str, Form] = {}
+        for call, x, gradient in zip(self.calls, inputs, gradients, strict=True):
+            for leaf, form in RULES[type(call.layer)](call.layer, x, gradient).items():
+                name = f"{call.name}.{leaf}" if call.name else leaf
+                if name in self._names:
+                    forms[name] = forms[name] + form if name in forms else form
+        return forms
+
+
+def watched_gradients(values: Tensor, watch: Watch, *, retain_graph: bool = False) -> dict[str, Form]:
+    """The factored gradients of per-example losses whose computation was watched."""
+    for call in watch.calls:
+        if len(call.x) != len(values):
+            raise ConfigError(
+                f"layer '{call.name}' saw {len(call.x)} rows for {len(values)} examples: "
+                "under DP-SGD each row of a layer must belong to one example"
+            )
+    outputs = [call.output for call in watch.calls]
+    gradients = torch.autograd.grad(
+        values.sum(), outputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+    )
+    return watch.forms([call.x.detach() for call in watch.calls], gradients)
+
+
+def require_faithful(values: Tensor, watch: Watch, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse a model that uses a parameter behind its layer's back: the watch would miss that part of its gradient.
+
+    Worth one more backward pass at the start of a training.
+    """
+    forms = watched_gradients(values, watch, retain_graph=True)
+    plain = torch.autograd.grad(
+        values.sum(), list(parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    for name, truth in zip(parameters, plain, strict=True):
+        found = forms[name].weighted_sum(torch.ones_like(values)) if name in forms else torch.zeros_like(truth)
+        if not torch.allclose(found, truth, rtol=1e-3, atol=1e-3 * float(truth.abs().max())):
+            raise ConfigError(
+                f"parameter '{name}' is used outside its layer, so the quick norms of DP-SGD would miss a part of its "
+                "gradient; use the exact path"
+            )
+
+
+def whole_gradients(values: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Form]:
+    """The gradient of every single loss, written out: the truth, and large.
+
+    All rows share one backward pass, in which a value that is not a number spoils its neighbours as well; then no bound
+    holds for one record, and the step is refused.
+    """
+    rows = torch.autograd.grad(
+        values,
+        list(parameters.values()),
+        torch.eye(len(values), dtype=values.dtype, device=values.device),
+        is_grads_batched=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    if any(row.isnan().any() for row in rows):
+        raise FedloomError("a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate")
+    return {name: Whole(row) for name, row in zip(parameters, rows, strict=True)}
+
+
+def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> dict[str, Form]:
+    """Sum written-out gradients over the real rows of each subject; ``subject`` numbers them within the batch."""
+    summed: dict[str, Form] = {}
+    for name, form in forms.items():
+        assert isinstance(form, Whole), "sums over a subject need gradients that are written out"
+        rows = _only(mask, form.gradient)
+        summed[name] = Whole(torch.zeros_like(rows).index_add(0, subject, rows))
+    return summed
+
+
+def require_separate_examples(losses: Callable[[Tensor], Tensor], x: Tensor, objective: str, instead: str) -> None:
+    """Refuse an objective in which the loss of one example depends on another's record."""
+    x = x.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(losses(x)[0], x, allow_unused=True, materialize_grads=True)
+    if gradient[1:].any():
+        raise ConfigError(
+            f"objective '{objective}' mixes examples, so no bound on one record holds under DP-SGD; use {instead}"
+        )

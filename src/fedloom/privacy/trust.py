@@ -1,0 +1,66 @@
+"""Whom one must trust for an epsilon to hold, and how much noise each silo adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedloom.errors import ConfigError
+
+
+class Trust(Protocol):
+    """A trust model."""
+
+    @property
+    def share(self) -> float:
+        """The part of the noise (as a standard deviation) that one silo adds itself."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """Whom one must trust."""
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Each silo adds all the noise for its own records."""
+
+    @property
+    def share(self) -> float:
+        """All of it."""
+        return 1.0
+
+    @property
+    def sentence(self) -> str:
+        """Nobody but oneself."""
+        return "each silo adds all its own noise, so nobody outside the silo need be trusted"
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """Silos share the noise, and only the sum of what they send is seen; simulation only."""
+
+    silos: int
+    tolerated: int = 0  # how many may collude or drop out
+
+    def __post_init__(self) -> None:
+        if self.tolerated < 0 or self.silos - 1 - self.tolerated < 1:
+            raise ConfigError(
+                f"distributed noise among {self.silos} silos cannot tolerate {self.tolerated} colluders and dropouts; "
+                f"allowed are 0 to {max(self.silos - 2, 0)}, with at least 2 silos"
+            )
+
+    @property
+    def share(self) -> float:
+        """1 / sqrt(M - 1 - t): the other honest silos' noise suffices."""
+        return 1 / math.sqrt(self.silos - 1 - self.tolerated)
+
+    @property
+    def sentence(self) -> str:
+        """The aggregation, and enough other silos."""
+        return (
+            f"each of {self.silos} silos adds {self.share:.3g} of the noise: one must trust that only the sum is seen "
+            f"(secure aggregation, simulated here) and that at most {self.tolerated} silos collude or drop out"
+        )

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedloom.errors import ConfigError, FedloomError
+from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
+from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile, clip_factors
+from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
+from fedloom.privacy.noise import DeviceNoise, Moment, SecureNoise, StreamNoise
+from fedloom.privacy.per_example import Watch
+from fedloom.privacy.sampling import passes, poisson_sample
+from fedloom.privacy.trust import Distributed, Local
+from fedloom.streams import Streams
+
+NOW = Moment(0, 1, 0)
+
+
+def network(seed: int, kind: str) -> nn.Module:
+    torch.manual_seed(seed)
+    kinds = {
+        "mlp": lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)),
+        "conv": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)),
+        "up": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 1, 2, 2), nn.GroupNorm(1, 1)),
+    }
+    return kinds[kind]()
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - 1.0).square().flatten(1).sum(1)
+
+
+def sum_of(
+    mechanism: DPSGD,
+    model: nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    bound: float | None = None,
+    fast: bool = True,
+) -> ClippedSum:
+    parameters = dict(model.named_parameters())
+    with Watch(model, list(parameters)) as watch:
+        values = losses(model, x)
+    mask = torch.ones(len(x)) if mask is None else mask
+    start = mechanism.clipping.start() if bound is None else torch.tensor(bound)
+    return mechanism.clipped_sum(values, mask, parameters, start, watch=watch if fast else None)
+
+
+def distance(one: ClippedSum, other: ClippedSum) -> float:
+    return math.sqrt(sum((g - other.gradients[n]).double().square().sum().item() for n, g in one.gradients.items()))
+
+
+def mechanism(bound: float = 1.0, **changes) -> DPSGD:
+    return replace(DPSGD(noise_multiplier=1.0, rate=0.1, expected=4.0, clipping=Fixed(bound)), **changes)
+
+
+@settings(max_examples=400)
+@given(
+    seed=st.integers(0, 2**31),
+    kind=st.sampled_from(["mlp", "conv", "up"]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3, 1e12, 1e30]),
+    bound=st.floats(1e-3, 100),
+    fast=st.booleans(),
+    outlier=st.integers(0, 5),
+)
+def test_one_record_moves_the_sum_by_at_most_the_bound(
+    seed: int, kind: str, scale: float, bound: float, fast: bool, outlier: int
+) -> None:
+    """Every record of six in turn, one of them an outlier whose gradient may even overflow."""
+    model, dp = network(seed, kind), mechanism(bound)
+    x = torch.randn(6, 8)
+    x[outlier] *= scale if fast else min(scale, 1e12)  # the exact path refuses what is not a number
+    whole = sum_of(dp, model, x, fast=fast)
+    for record in range(6):
+        without = torch.ones(6)
+        without[record] = 0.0
+        # Sums of six clipped gradients are exact to a few units in the last place of a number as large as 6 bounds.
+        assert distance(whole, sum_of(dp, model, x, without, fast=fast)) <= bound * (1 + 1e-5)
+
+
+def per_tensor(model: nn.Module, x: Tensor, bound: float) -> ClippedSum:
+    """The planted fault: each tensor of a gradient clipped to the bound by itself."""
+    sums = {}
+    for name, parameter in model.named_parameters():
+        rows = torch.stack([torch.autograd.grad(losses(model, x[i : i + 1])[0], parameter)[0] for i in range(len(x))])
+        factors = clip_factors(rows.flatten(1).norm(dim=1), torch.tensor(bound), torch.ones(len(x)))
+        sums[name] = torch.einsum("b,b...->...", factors, rows)
+    return ClippedSum(sums, torch.tensor(0.0), torch.tensor(bound))
+
+
+def test_clipping_per_tensor_is_found_out_by_neighbouring_sums() -> None:
+    model, x = network(0, "mlp"), 50 * torch.randn(5, 8)
+    assert distance(per_tensor(model, x, 1.0), per_tensor(model, x[1:], 1.0)) > 1.5
+    assert distance(sum_of(mechanism(), model, x), sum_of(mechanism(), model, x[1:])) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv", "up"])
+@pytest.mark.parametrize("clipping", [Fixed(3.0), Quantile(initial=3.0), Median()], ids=["fixed", "quantile", "median"])
+def test_the_fast_path_equals_the_exact_one(kind: str, clipping: Clipping) -> None:
+    model, x, mask = network(1, kind), torch.randn(7, 8), torch.tensor([1.0, 1, 0, 1, 1, 0, 1])
+    dp = mechanism(clipping=clipping)
+    fast, exact = sum_of(dp, model, x, mask), sum_of(dp, model, x, mask, fast=False)
+    assert any(bool(gradient.any()) for gradient in exact.gradients.values())
+    for name, gradient in exact.gradients.items():
+        torch.testing.assert_close(fast.gradients[name], gradient, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close((fast.below, fast.bound), (exact.below, exact.bound))
+
+
+def test_an_overlong_batch_takes_two_passes_and_an_empty_one_is_pure_noise() -> None:
+    model, x, dp = network(2, "mlp"), torch.randn(11, 8), mechanism()
+    chosen = torch.tensor([0, 3, 4, 7, 9, 10])
+    parts = [sum_of(dp, model, x[each.index], each.mask) for each in passes(chosen, 4)]
+    assert len(parts) == 2
+    assert distance(total_of(parts), sum_of(dp, model, x[chosen])) < 1e-6
+
+    (empty,) = passes(chosen[:0], 4)
+    parameters = dict(model.named_parameters())
+    noise = dp.draw(parameters, StreamNoise(Streams(0)), NOW)
+    gradients, _ = dp.release(sum_of(dp, model, x[empty.index], empty.mask), noise)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, noise[name] / 4.0)
+
+
+def released(dp: DPSGD, steps: int) -> Tensor:
+    """What leaves a one-dimensional model with gradient 5, clipped to 2, at each step."""
+    w = nn.Parameter(torch.zeros(1))
+    found = []
+    for step in range(steps):
+        total = dp.clipped_sum(5.0 * w.expand(1), torch.ones(1), {"w": w}, dp.clipping.start())
+        gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(Streams(3)), Moment(0, 0, step)))
+        found.append(gradients["w"])
+    return torch.cat(found)
+
+
+def noise_is_right(dp: DPSGD, observed: Tensor) -> bool:
+    """Mean 2/4; standard deviation 2 s/4: within five standard errors, by a plain Monte Carlo."""
+    claimed = 2 * dp.noise_multiplier / 4
+    n = len(observed)
+    centred = abs(float(observed.mean()) - 0.5) < 5 * claimed / math.sqrt(n)
+    return centred and abs(float(observed.std()) / claimed - 1) < 5 / math.sqrt(2 * n)
+
+
+def test_half_the_noise_is_found_out() -> None:
+    honest = mechanism(2.0, noise_multiplier=1.5)
+    assert noise_is_right(honest, released(honest, 1500))
+    assert not noise_is_right(honest, released(replace(honest, noise_multiplier=0.75), 1500))
+
+
+def test_the_sum_is_divided_by_the_public_expected_size_whatever_was_drawn() -> None:
+    model, x = network(4, "mlp"), torch.randn(9, 8)
+    silent = mechanism(noise_multiplier=0.0)
+    for rows in (3, 9):
+        total = sum_of(silent, model, x[:rows])
+        gradients, _ = silent.release(total, silent.draw(dict(model.named_parameters()), StreamNoise(Streams(0)), NOW))
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, total.gradients[name] / 4.0)
+
+
+def test_secure_noise_is_added_in_float64_and_gradients_keep_their_type() -> None:
+    model, dp = network(0, "mlp"), mechanism()
+    parameters = dict(model.named_parameters())
+    noise = dp.draw(parameters, SecureNoise(), NOW)
+    assert {part.dtype for part in noise.values()} == {torch.float64}
+    gradients, _ = dp.release(sum_of(dp, model, torch.randn(3, 8)), noise)
+    assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
+
+
+def test_a_record_whose_gradient_is_not_finite_counts_for_nothing() -> None:
+    model, x, dp = network(0, "mlp"), torch.randn(4, 8), mechanism()
+    broken = x.clone()
+    broken[1] = torch.inf
+    assert distance(sum_of(dp, model, broken), sum_of(dp, model, x[[0, 2, 3]])) < 1e-6
+    with pytest.raises(FedloomError, match="a gradient is not a number"):
+        sum_of(dp, model, broken, fast=False)
+
+
+# Clip bounds
+
+
+def test_the_bound_follows_the_quantile_and_its_counts_are_paid_for() -> None:
+    """Norms 1 to 100: the 30 % quantile is 30. A sum and a count together cost what the multiplier says."""
+    clipping = Quantile(target=0.3, initial=1.0, share=0.1)
+    dp = DPSGD(2.0, rate=1.0, expected=100.0, clipping=clipping)
+    joint = dp.gradient_noise**-2 + (2 * dp.count_noise) ** -2
+    assert joint == pytest.approx(2.0**-2)
+    assert spent([Gaussian(dp.gradient_noise), Gaussian(2 * dp.count_noise)], 1e-5, "rdp") == pytest.approx(
+        spent([dp.event(1)], 1e-5, "rdp")
+    )
+    w, bound, streams = nn.Parameter(torch.zeros(1)), clipping.start(), DeviceNoise(Streams(1))
+    for step in range(150):
+        total = dp.clipped_sum(torch.arange(1.0, 101) * w, torch.ones(100), {"w": w}, bound)
+        assert float(total.gradients["w"]) == pytest.approx(sum(min(n, float(bound)) for n in range(1, 101)), rel=1e-5)
+        _, bound = dp.release(total, dp.draw({"w": w}, streams, Moment(0, 0, step)))
+    assert 25 < float(bound) < 35
+
+
+def test_one_record_moves_the_count_by_at_most_a_half() -> None:
+    model, x, dp = network(0, "mlp"), torch.randn(5, 8), mechanism(clipping=Quantile(initial=5.0))
+    whole = sum_of(dp, model, x)
+    for record in range(5):
+        without = torch.ones(5)
+        without[record] = 0.0
+        assert abs(float(whole.below - sum_of(dp, model, x, without).below)) == 0.5
+
+
+def test_the_median_of_private_norms_bounds_nothing() -> None:
+    """Norms 1, 2, 9: without the 9 the bound falls, and the sum moves by more than any record's clipped share."""
+    w, dp = nn.Parameter(torch.zeros(1)), mechanism(clipping=Median())
+
+    def total(*norms: float) -> ClippedSum:
+        return dp.clipped_sum(torch.tensor(norms) * w, torch.ones(len(norms)), {"w": w}, dp.clipping.start())
+
+    assert total(1, 2, 9).bound == 2
+    assert float(total(1, 2, 2, 2, 9, 9, 9).gradients["w"] - total(1, 2, 2, 2, 9, 9).gradients["w"]) == 2
+    assert float(total(1, 1, 9, 9, 9).gradients["w"] - total(1, 1, 9, 9).gradients["w"]) > 9
+    assert dp.clipping.bound(torch.tensor(0.0), torch.ones(3), torch.zeros(3)) == 0
+    assert dp.event(3) == NoGuarantee(
+        "the clip bound is the median of private gradient norms, which is released unaccounted"
+    )
+    assert dp.guarantee.startswith("no DP guarantee: the clip bound is the median")
+
+
+# What the guarantee covers
+
+
+def autoencoder() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict({"encoder": nn.Linear(6, 2), "decoder": nn.Linear(2, 6)})
+
+
+def train(dp: DPSGD, x: Tensor, mask: Tensor, steps: int) -> ClippedSum:
+    """The clipped sum after some steps; the decoder's path is fixed, as if its (public) releases were the same."""
+    model = autoencoder()
+    parameters = dict(model.named_parameters())
+    path = torch.Generator().manual_seed(1)
+    for step in range(steps + 1):
+        values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
+        total = dp.clipped_sum(values, mask, parameters, dp.clipping.start())
+        if step == steps:
+            return total
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                change = (
+                    total.gradients[name] if not dp.is_private(name) else torch.randn(parameter.shape, generator=path)
+                )
+                parameter -= 0.005 * change
+    raise AssertionError
+
+
+def test_an_encoder_trained_at_home_breaks_the_bound_of_a_private_decoder() -> None:
+    x, mask = torch.randn(20, 6, generator=torch.Generator().manual_seed(2)), torch.ones(20)
+    without = mask.clone()
+    without[0] = 0.0
+    x[0] *= 3
+    partial = mechanism(blocks=("decoder",))
+
+    def moved(dp: DPSGD) -> float:
+        one, other = train(dp, x, mask, 30), train(dp, x, without, 30)
+        return math.sqrt(
+            sum(
+                (one.gradients[n] - other.gradients[n]).square().sum().item() for n in one.gradients if dp.is_private(n)
+            )
+        )
+
+    assert moved(partial) > 1.2
+    assert moved(mechanism()) <= 1 + 1e-5
+    assert isinstance(partial.event(1), NoGuarantee)
+    assert (
+        partial.guarantee
+        == "no DP guarantee: only decoder is privatised, beside blocks that are trained on the records"
+    )
+
+
+def test_open_blocks_get_their_plain_gradient() -> None:
+    model, x = autoencoder(), torch.randn(5, 6)
+    parameters = dict(model.named_parameters())
+    values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
+    plain = torch.autograd.grad(values[:4].sum(), parameters["encoder.weight"], retain_graph=True)[0]
+    total = mechanism(blocks=("decoder",)).clipped_sum(
+        values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0)
+    )
+    torch.testing.assert_close(total.gradients["encoder.weight"], plain)
+    noise = mechanism(blocks=("decoder",)).draw(parameters, StreamNoise(Streams(0)), NOW)
+    assert set(noise) == {"", "decoder.weight", "decoder.bias"}
+
+
+def test_a_subject_moves_the_sum_by_at_most_the_bound_however_many_records_it_has() -> None:
+    model, x = network(3, "mlp"), 9 * torch.randn(8, 8)
+    subject, dp = torch.tensor([7, 7, 7, 5, 5, 9, 9, 9]), mechanism(unit="subject")
+
+    def total(rows: Tensor, mask: Tensor) -> ClippedSum:
+        return dp.clipped_sum(
+            losses(model, x[rows]),
+            mask,
+            dict(model.named_parameters()),
+            torch.tensor(1.0),
+            subject=compact(subject[rows]),
+        )
+
+    everyone = total(torch.arange(8), torch.ones(8))
+    assert distance(everyone, total(torch.arange(3, 8), torch.ones(5))) <= 1 + 1e-5
+    assert distance(sum_of(mechanism(), model, x), sum_of(mechanism(), model, x[3:])) > 1.5, "records would not do"
+    padded = total(torch.tensor([3, 4, 0, 0]), torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    assert distance(padded, total(torch.tensor([3, 4]), torch.ones(2))) == 0
+    assert padded.below.abs() == 0.5
+    with pytest.raises(ConfigError, match="unit is 'subject', but the records do not say whose they are"):
+        dp.clipped_sum(losses(model, x), torch.ones(8), dict(model.named_parameters()), torch.tensor(1.0))
+
+
+def test_the_guarantee_says_whom_to_trust() -> None:
+    assert "one record added or removed; each silo adds all its own noise" in mechanism().guarantee
+    shared = mechanism(trust=Distributed(10, tolerated=4))
+    assert shared.gradient_noise == pytest.approx(1 / math.sqrt(5))
+    assert shared.event(7) == mechanism().event(7) == Gaussian(1.0, 0.1, 7)
+    assert "at most 4 silos collude or drop out" in shared.guarantee
+    assert Local().share == 1
+
+
+def test_a_private_run_spends_what_its_events_say() -> None:
+    """Ten rounds of 30 steps on 200 records: the mean is learned, and the events add up to all 300 steps."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 2) + 3.0
+    dp = DPSGD(3.0, rate=0.2, expected=40.0, clipping=Fixed(2.0))
+    w, streams, events = nn.Parameter(torch.zeros(2)), DeviceNoise(Streams(5)), []
+    for round in range(10):
+        for step in range(30):
+            moment = Moment(0, round, step)
+            chosen = poisson_sample(streams, 200, dp.rate, moment)
+            values = 0.5 * (x[chosen] - w).square().sum(1)
+            total = dp.clipped_sum(values, torch.ones(len(chosen)), {"w": w}, dp.clipping.start())
+            gradients, _ = dp.release(total, dp.draw({"w": w}, streams, moment))
+            with torch.no_grad():
+                w -= 0.1 * gradients["w"]
+        events.append(dp.event(30))
+    assert (w - 3.0).abs().max() < 0.3
+    assert Budget(9.0, 1e-5).spent(events) == pytest.approx(spent([Gaussian(3.0, 0.2, 300)], 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (lambda: mechanism(0.0), "the clip bound is 0.0; it must be greater than 0"),
+        (lambda: Quantile(target=1.5), "the clip quantile is 1.5; it must lie between 0 and 1"),
+        (lambda: Quantile(share=0.0), "share of the budget is 0.0"),
+        (lambda: mechanism(rate=0.0), "rate is 0.0"),
+        (lambda: mechanism(expected=0.0), "the expected batch size is 0.0"),
+        (lambda: Distributed(3, tolerated=2), "among 3 silos cannot tolerate 2 .* allowed are 0 to 1"),
+    ],
+)
+def test_mistakes_are_named(mistake, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        mistake()

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
+
+from fedloom.config import load_config
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Setting, make_method
+from fedloom.privacy.per_example import (
+    Form,
+    Watch,
+    Whole,
+    by_subject,
+    require_faithful,
+    require_separate_examples,
+    squared_norms,
+    watched_gradients,
+    whole_gradients,
+)
+
+Losses = Callable[[nn.Module, Tensor], Tensor]  # of each row of x
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, in opposite directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) - 0.3 * self.layer(torch.sin(x))
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(5, 3), (5,)),
+    "linear without bias": (lambda: nn.Linear(5, 3, bias=False), (5,)),
+    "linear on sequences": (lambda: nn.Linear(5, 3), (4, 5)),
+    "used twice": (Twice, (5,)),
+    "conv": (lambda: nn.Conv2d(2, 3, 4, 2, 1), (2, 6, 8)),
+    "conv with a remainder": (lambda: nn.Conv2d(2, 3, 4, 2, (2, 1)), (2, 7, 5)),
+    "dilated conv": (lambda: nn.Conv2d(2, 3, (3, 2), dilation=2), (2, 7, 6)),
+    "large conv on a small image": (lambda: nn.Conv2d(8, 8, 4, 2, 1), (8, 4, 4)),
+    "transposed conv": (lambda: nn.ConvTranspose2d(2, 3, 4, 2, 1), (2, 4, 3)),
+    "transposed conv, odd": (lambda: nn.ConvTranspose2d(2, 3, 4, 2, 2, 1), (2, 4, 3)),
+    "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
+}
+HOUSE = {
+    "mlp": ("fedvae", []),
+    "conv": ("fedvae", ["model.network='conv'", "model.channels=[4,6]"]),
+    "branches": ("fissionvae", []),
+    "two levels": ("fissionvae", ["method.hierarchy=true", "method.prior='identical'"]),
+    "gan": ("fedgan", ["model.channels=[4,6]"]),
+}
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    """A loss whose gradient depends on everything."""
+    output = model(x)
+    return (
+        (output * torch.linspace(0.5, 2, output[0].numel()).reshape(output.shape[1:]) - 0.3).square().flatten(1).sum(1)
+    )
+
+
+def house_case(name: str) -> tuple[nn.Module, list[str], Losses, Tensor]:
+    method_name, overrides = HOUSE[name]
+    config = load_config(
+        "demo",
+        [
+            f"method={{name='{method_name}'}}",
+            "model.hidden=[7]",
+            "model.latent=3",
+            "model.top_hidden=[6]",
+            "model.top_latent=2",
+            *overrides,
+        ],
+    )
+    method = make_method(Setting(config, (1, 9, 10), ("a", "b"), ()))
+    model = method.build(Site("both", (0, 1)))
+    phase = method.phases[0]
+    names = [n for n, _ in model.named_parameters() if n.startswith(tuple(f"{b}." for b in phase.trains))]
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        """The noise of a row depends on its record alone, whatever batch it is in."""
+        rows = torch.sin(1e3 * x.detach().flatten(1).sum(1, keepdim=True))
+        noise = {k: torch.sin(rows * torch.arange(1.0, 1 + s[0])) for k, s in phase.objective.noise.items()}
+        group = (x.flatten(1)[:, 0] > 0.5).long()
+        batch = Batch(x, torch.zeros(len(x), dtype=torch.int64), group, torch.ones(len(x)))
+        return phase.objective(model, batch, noise, {}, RoundContext(1, 1, (0,))).total
+
+    return model, names, losses, torch.rand(6, 1, 9, 10)
+
+
+def case(name: str) -> tuple[nn.Module, list[str], Losses, Tensor]:
+    torch.manual_seed(3)
+    if name in HOUSE:
+        return house_case(name)
+    make, shape = LAYERS[name]
+    model = make()
+    return model, [n for n, _ in model.named_parameters()], squares, torch.randn(6, *shape)
+
+
+def micro_batches(model: nn.Module, names: list[str], losses: Losses, x: Tensor) -> dict[str, Tensor]:
+    """Each example alone."""
+    parameters = [dict(model.named_parameters())[name] for name in names]
+    rows = [torch.autograd.grad(losses(model, x[i : i + 1])[0], parameters) for i in range(len(x))]
+    return {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def assert_same(forms: dict[str, Form], truth: dict[str, Tensor]) -> None:
+    factors = torch.tensor([1.0, 0.0, 0.3, 2.0, 0.5, 1.0])
+    norms = sum(rows.double().flatten(1).square().sum(1) for rows in truth.values())
+    torch.testing.assert_close(squared_norms(forms), norms.float(), rtol=2e-5, atol=1e-6)
+    for name, rows in truth.items():
+        scale = float(rows.abs().max())
+        expected = torch.einsum("b,b...->...", factors, rows)
+        torch.testing.assert_close(forms[name].weighted_sum(factors), expected, rtol=1e-4, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *HOUSE])
+def test_gradients_of_examples_are_those_of_micro_batches(name: str) -> None:
+    model, names, losses, x = case(name)
+    parameters = {n: p for n, p in model.named_parameters() if n in names}
+    truth = micro_batches(model, names, losses, x)
+    assert_same(whole_gradients(losses(model, x), parameters), truth)
+    with Watch(model, names) as watch:
+        values = losses(model, x)
+    assert watch.complete
+    require_faithful(values, watch, parameters)
+    assert_same(watched_gradients(values, watch), truth)
+    calls = len(watch.calls)
+    losses(model, x)
+    assert len(watch.calls) == calls > 0, "nothing is noted after the watch has ended"
+
+
+@pytest.mark.parametrize("name", ["mlp", "two levels", "conv"])
+def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str) -> None:
+    """Taps give the gradients at outputs that exist only inside vmap."""
+    model, names, losses, x = case(name)
+    models = [model, *(case(name)[0] for _ in range(2))]
+    for other in models[1:]:
+        for parameter in other.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    xs = torch.rand(3, *x.shape)
+    state, _ = stack_module_state(models)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor, *taps: Tensor) -> tuple[Tensor, list[Tensor]]:
+            with Watch(self.model, names, taps) as watch:
+                values = losses(self.model, x)
+            return values, [call.x for call in watch.calls]
+
+    with Watch(model, names) as watch:
+        losses(model, x)
+    taps = [torch.zeros(3, *call.output.shape, requires_grad=True) for call in watch.calls]
+    program = Loss()
+    stacked = {f"model.{name}": tensor for name, tensor in state.items()}
+    values, inputs = vmap(lambda s, x, *t: functional_call(program, s, (x, *t)))(stacked, xs, *taps)
+    gradients = torch.autograd.grad(values.sum(), taps)
+    factors = torch.rand(3, len(x))
+
+    def norms_and_sums(
+        inputs: list[Tensor], gradients: list[Tensor], factors: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        forms = watch.forms(inputs, gradients)
+        return squared_norms(forms), {name: form.weighted_sum(factors) for name, form in forms.items()}
+
+    norms, sums = vmap(norms_and_sums)([t.detach() for t in inputs], list(gradients), factors)
+    for silo, each in enumerate(models):
+        with Watch(each, names) as alone:
+            own = losses(each, xs[silo])
+        forms = watched_gradients(own, alone)
+        torch.testing.assert_close(norms[silo], squared_norms(forms), rtol=1e-4, atol=1e-6)
+        for parameter, form in forms.items():
+            torch.testing.assert_close(sums[parameter][silo], form.weighted_sum(factors[silo]), rtol=1e-4, atol=1e-4)
+
+
+def test_cancelling_uses_of_a_layer_never_make_a_norm_too_small() -> None:
+    """Two uses whose gradients cancel to a millionth: in float32 the difference of their squares is mere rounding."""
+    layer, x = nn.Linear(50, 50, bias=False), torch.randn(40, 50)
+    with Watch(layer, ["weight"]) as watch:
+        values = 1e3 * (layer(x) - layer(x * (1 + 1e-6))).sum(1)
+    truth = micro_batches(layer, ["weight"], lambda _, x: 1e3 * (layer(x) - layer(x * (1 + 1e-6))).sum(1), x)
+    assert (squared_norms(watched_gradients(values, watch)) >= truth["weight"].flatten(1).square().sum(1)).all()
+
+
+def test_layers_without_a_rule_are_left_to_the_exact_path() -> None:
+    for layer in (nn.Embedding(3, 2), nn.Conv2d(2, 2, 3, groups=2), spectral_norm(nn.Linear(2, 2))):
+        assert not Watch(layer, [name for name, _ in layer.named_parameters()]).complete
+
+
+def test_a_parameter_used_behind_its_layers_back_is_found() -> None:
+    layer, x = nn.Linear(3, 3), torch.randn(4, 3)
+    with Watch(layer, ["weight", "bias"]) as watch:
+        values = functional.linear(layer(x), layer.weight).square().sum(1)
+    with pytest.raises(ConfigError, match="parameter 'weight' is used outside its layer"):
+        require_faithful(values, watch, dict(layer.named_parameters()))
+
+
+def test_rows_must_belong_to_examples() -> None:
+    layer, x = nn.Linear(3, 1), torch.randn(4, 3)
+    with Watch(layer, ["weight", "bias"]) as watch:
+        values = layer(torch.cat((x, x)))[:4, 0]
+    with pytest.raises(ConfigError, match="layer '' saw 8 rows for 4 examples"):
+        watched_gradients(values, watch)
+
+
+def test_the_gradients_of_a_subject_are_summed_and_padding_is_nobodys() -> None:
+    rows = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]])
+    forms = by_subject({"w": Whole(rows)}, torch.tensor([1, 0, 1, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    assert isinstance(forms["w"], Whole)
+    assert forms["w"].gradient.tolist() == [[2], [5], [0], [0]]
+
+
+@pytest.mark.parametrize("mixing", ["batch norm", "interpolation"])
+def test_objectives_that_mix_examples_are_refused_by_name(mixing: str) -> None:
+    norm = nn.BatchNorm1d(3)
+    losses: dict[str, Callable[[Tensor], Tensor]] = {
+        "batch norm": lambda x: norm(x).pow(3).sum(1),
+        "interpolation": lambda x: (0.5 * x + 0.5 * x.roll(1, 0)).square().sum(1),
+    }
+    with pytest.raises(ConfigError, match=f"'{mixing}' mixes examples.*use group norm"):
+        require_separate_examples(losses[mixing], torch.randn(4, 3), mixing, "group norm")
+
+
+@pytest.mark.parametrize("name", HOUSE)
+def test_the_objectives_of_the_house_keep_examples_apart(name: str) -> None:
+    model, _, losses, x = case(name)
+    require_separate_examples(lambda x: losses(model, x), x, name, "")
