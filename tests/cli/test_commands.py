@@ -48,6 +48,7 @@ def test_the_module_is_the_command() -> None:
         ("methods", "fedvae", "one VAE averaged over everybody, groups ignored"),
         ("datasets", "mnist-sample", "MNIST, 6,000 + 1,000 images, in the package"),
         ("priors", "identical", "every group N(0, I)"),
+        ("metrics", "kernel", "The kernel distance of samples to held-out records."),
     ],
 )
 def test_list_names_each_thing_with_a_summary(fedloom: Command, kind: str, name: str, summary: str) -> None:

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     PRESETS = "presets"
     DATASETS = "datasets"
     PRIORS = "priors"
+    METRICS = "metrics"
 
 
 def _methods() -> dict[str, str]:
@@ -52,18 +53,25 @@ def _priors() -> dict[str, str]:
     return {name: prior.summary for name, prior in PRIORS.items()}
 
 
+def _metrics() -> dict[str, str]:
+    from fedloom.evaluation.suite import METRICS
+
+    return {name: (metric.__doc__ or "").strip() for name, metric in METRICS.items()}
+
+
 LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.METHODS: _methods,
     Kind.PRESETS: _presets,
     Kind.DATASETS: _datasets,
     Kind.PRIORS: _priors,
+    Kind.METRICS: _metrics,
 }
 
 
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
 ) -> None:
-    """List methods, presets, datasets or priors, each with a line about it."""
+    """List methods, presets, datasets, priors or metrics, each with a line about it."""
     found = LISTINGS[kind]()
     if as_json:
         show_json(found)

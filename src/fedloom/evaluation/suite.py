@@ -109,7 +109,7 @@ def _held_out_features(evaluation: Evaluation, vae: Autoencoder) -> Tensor:
 
 
 def kernel(evaluation: Evaluation) -> Values:
-    """The kernel distance of samples to held-out records, over all pairs."""
+    """The kernel distance of samples to held-out records."""
     return {
         metric_key("kernel", evaluation.backbone, len(features), group): kernel_distance(
             evaluation.real.features[group], features
@@ -274,7 +274,7 @@ def _prior_attacks(evaluation: Evaluation) -> Values:
 
 
 def cost(evaluation: Evaluation) -> Values:
-    """Bytes up and down in all and per silo and round, parameters, steps, seconds; ``n`` counts rounds."""
+    """Bytes up and down in all and per silo and round, parameters, steps, seconds; n counts rounds."""
     method, server, rounds = evaluation.generator.method, evaluation.generator.server, len(evaluation.rounds)
     found, up, down = {}, 0, 0
     for silo in evaluation.real.federation.silos:
