@@ -262,14 +262,14 @@ def test_an_encoder_trained_at_home_breaks_the_bound_of_a_private_decoder() -> N
     partial = mechanism(blocks=("decoder",))
 
     def moved(dp: DPSGD) -> float:
-        one, other = train(dp, x, mask, 30), train(dp, x, without, 30)
+        one, other = train(dp, x, mask, 10), train(dp, x, without, 10)
         return math.sqrt(
             sum(
                 (one.gradients[n] - other.gradients[n]).square().sum().item() for n in one.gradients if dp.is_private(n)
             )
         )
 
-    assert moved(partial) > 1.2
+    assert moved(partial) > 1.5
     assert moved(mechanism()) <= 1 + 1e-5
     assert isinstance(partial.event(1), NoGuarantee)
     assert (
