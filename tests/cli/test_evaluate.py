@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 
 from fedloom.runs.folder import RunFolder
 from support import tiny_config
@@ -84,6 +86,22 @@ def test_evaluate_refuses_other_data(refused: Refused, copied: Path) -> None:
     path = copied / "run.toml"
     path.write_text(path.read_text().replace("records_per_silo = 40", "records_per_silo = 39"))
     assert "the data have changed" in refused("evaluate", copied)
+
+
+def test_the_line_of_a_round_is_short(tmp_path: Path) -> None:
+    """Each group once, along the first pathway: what stands in the log in full."""
+    from fedloom.cli.progress import RoundProgress
+    from fedloom.engines.base import RoundReport
+    from fedloom.federation.rounds import RoundContext
+
+    file = StringIO()
+    groups = {"a": 0.5, "b": 0.25}
+    metrics = {"domain-hit/domain-cnn/n20": 0.375}
+    for variant in ("domain-cnn", "domain-cnn-roundtrip"):
+        metrics |= {f"domain-hit/{variant}/n10/group={group}": hit for group, hit in groups.items()}
+    with RoundProgress(Console(force_terminal=True, width=80, file=file, color_system=None)) as progress:
+        progress.round_done(RoundReport(RoundContext(3, 9, (0,)), (), {}, 1), metrics | {"cost/steps/n3": 7.0}, 1.0)
+    assert "round 3  domain-hit 0.5 / 0.25\n" in file.getvalue()
 
 
 def seeded(folder: Path, seed: int, metrics: dict[str, float], *overrides: str, ended: str = "finished") -> Path:

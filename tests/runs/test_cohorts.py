@@ -62,6 +62,19 @@ def test_newest_metrics_come_from_the_run_and_from_later_evaluations(tmp_path: P
     assert json.loads(lines[-1]) == {"round": 3, "key": HIT, "value": 0.5, "seconds": 2.0}
 
 
+def test_an_evaluation_that_was_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
+    folder = run_with(tmp_path / "run", None)
+    folder.record_evaluation(1, {HIT: 0.1}, 1.0)
+    with (folder.path / "evaluations.jsonl").open("a") as file:
+        file.write('{"round": 1, "key": "fre')
+    folder.record_evaluation(1, {HIT: 0.3, "kernel/pixels/n10": 8.0}, 1.0)
+    assert [(row["key"], row["value"]) for row in folder.evaluations()] == [
+        (HIT, 0.1),
+        (HIT, 0.3),
+        ("kernel/pixels/n10", 8.0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("key", "values", "winner"),
     [

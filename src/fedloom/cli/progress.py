@@ -95,8 +95,11 @@ class RoundProgress(Observer):
 
 
 def _by_metric(metrics: Mapping[str, float]) -> str:
-    """Short: each metric's first name with its values, group after group."""
+    """Short: each metric's first name with the values of its first variant, group after group."""
     values: dict[str, list[str]] = {}
+    shown: dict[str, str] = {}
     for key, value in metrics.items():
-        values.setdefault(key.partition("/")[0], []).append(number(value))
+        metric, variant, *_ = key.split("/")
+        if shown.setdefault(metric, variant) == variant and "/group=" in key:
+            values.setdefault(metric, []).append(number(value))
     return "  ".join(f"{metric} {' / '.join(found)}" for metric, found in values.items())

@@ -74,9 +74,13 @@ def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Add JSON lines durably; a line that a kill cut short is dropped when the run resumes."""
-    with explained(path), path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    """Add JSON lines durably; a line that a kill cut short stays alone, and is dropped when the run resumes."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    with explained(path), path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            lines = (b"" if file.read(1) == b"\n" else b"\n") + lines
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
 
