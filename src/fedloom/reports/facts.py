@@ -13,7 +13,7 @@ from fedloom.federation.building import describe
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
-from fedloom.reports.metrics import UNREADABLE, History, histories, read_rows
+from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 
@@ -125,7 +125,8 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
 
     config, method = folder.config, _method(subject)
     egress = rows("egress.jsonl")
-    history = histories([*rows("metrics.jsonl"), *map(_flat, rows("evaluations.jsonl"))])
+    later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
+    history = histories([*rows("metrics.jsonl"), *later])
     history |= {key: values for key, values in {"bytes": _bytes_by_round(egress)}.items() if values}
     setting = subject.federation or subject.generator
     options = {key: value for key, value in config.to_mapping()["method"].items() if key != "name"}
@@ -166,13 +167,6 @@ def _method(subject: Subject) -> Method | None:
         return make_method(Setting(subject.run.folder.config, federation.shape, federation.groups, federation.classes))
     except FedloomError:
         return None
-
-
-def _flat(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of later evaluations: keys and values as in the training log, or one of each under their own names."""
-    if isinstance(row.get("key"), str):
-        return {"round": row["round"], row["key"]: row.get("value")}
-    return row
 
 
 def _two_levels(found: Mapping[str, Any]) -> dict[str, Any]:

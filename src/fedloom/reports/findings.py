@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from fedloom.reports.charts import number
 from fedloom.reports.facts import RunFacts
-from fedloom.reports.metrics import TRAINING, is_metric, last, sample_count, split_key, uncounted
+from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.runs.health import COLLAPSED
+from fedloom.runs.metrics import TRAINING, is_metric, split_key
 
 BLENDED = 0.5  # share of samples that look like a mixture of groups
 OWN_GROUP = 0.8  # share of samples that look like their own group, below which groups are mixed up

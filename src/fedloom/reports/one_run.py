@@ -9,7 +9,7 @@ import tomli_w
 
 from fedloom.reports.charts import Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.facts import RunFacts, SiloFacts
-from fedloom.reports.metrics import is_metric, last, sample_count, split_key, uncounted
+from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.reports.panels import Panel
 from fedloom.reports.parts import (
     Section,
@@ -25,6 +25,7 @@ from fedloom.reports.parts import (
     table,
     text,
 )
+from fedloom.runs.metrics import is_metric, split_key
 
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_LINES = 24  # in one chart

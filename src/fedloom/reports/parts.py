@@ -10,9 +10,10 @@ from typing import Any
 
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.findings import Finding
-from fedloom.reports.metrics import TRAINING, History, is_metric
+from fedloom.reports.logs import History
 from fedloom.reports.panels import Panel
 from fedloom.reports.pictures import Films, Samples
+from fedloom.runs.metrics import TRAINING, is_metric
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedloom.reports.charts import Series, line_chart, number
-from fedloom.reports.metrics import best, is_metric, last, split_key, uncounted
+from fedloom.reports.logs import last, uncounted
 from fedloom.reports.one_run import MOST_LINES
 from fedloom.reports.parts import (
     Section,
@@ -19,6 +19,7 @@ from fedloom.reports.parts import (
     sample_films,
     text,
 )
+from fedloom.runs.metrics import best, is_metric, split_key
 
 
 def comparison_sections(stories: Sequence[Story]) -> list[Section]:

@@ -1,4 +1,4 @@
-"""Metrics as a report needs them: read from logs that may be damaged, named, and judged by which way is better."""
+"""Reading logs that may be damaged: the history of every number by its key."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.runs.files import read_lines
+from fedloom.runs.metrics import split_key
 
-TRAINING = "train/"
 UNREADABLE = (OSError, ValueError, RecursionError)  # what reading a hostile JSON file may raise
 History = dict[str, dict[int, float | None]]  # metric key -> round -> value, None where it is not finite
-
-# Which way is better; a metric that is not named here is shown without a winner.
-HIGHER = {"domain-hit", "precision", "recall", "density", "coverage", "inception-score", "probe", "utility"}
-LOWER = {"blend", "frechet", "kernel"}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -46,21 +42,6 @@ def histories(rows: Iterable[Mapping[str, Any]]) -> History:
     return {key: dict(sorted(values.items())) for key, values in found.items()}
 
 
-def is_metric(key: str) -> bool:
-    """Metric keys have slashes; ``seconds`` and the like have none, and loss terms are no metrics."""
-    return "/" in key and not key.startswith(TRAINING)
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """The metric, and the group or silo that it is of (empty: everybody).
-
-    >>> split_key("blend/domain-cnn/n1000/group=mnist")
-    ('blend/domain-cnn/n1000', 'mnist')
-    """
-    metric, *whose = re.split(r"/(?:group|silo)=", key, maxsplit=1)
-    return metric, "".join(whose)
-
-
 def uncounted(key: str) -> str:
     """The key without its number of samples: one curve, whatever it was computed from.
 
@@ -79,11 +60,3 @@ def sample_count(key: str) -> int | None:
 def last(history: Mapping[int, float | None]) -> float | None:
     """The newest value."""
     return history[max(history)] if history else None
-
-
-def best(key: str, values: Iterable[float | None]) -> float | None:
-    """The better of some values; None where the metric has no better side, or all are the same."""
-    metric, known = key.partition("/")[0], [value for value in values if value is not None]
-    if len(set(known)) < 2 or metric not in HIGHER | LOWER:
-        return None
-    return max(known) if metric in HIGHER else min(known)
