@@ -147,6 +147,21 @@ def test_a_release_without_a_guarantee_or_noise_costs_everything() -> None:
     assert spent([], 1e-5) == 0 == spent([Gaussian(1.0, steps=0)], 1e-5)
 
 
+def test_a_budget_without_a_limit_allows_everything_and_still_counts() -> None:
+    assert Budget(math.inf, 1e-5).allows([NoGuarantee("none"), Gaussian(0.0)])
+    assert Budget(math.inf, 1e-5).spent([Gaussian(2.0)]) == spent([Gaussian(2.0)], 1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "filter"])
+def test_a_budget_allows_what_it_can_pay_for(accountant) -> None:
+    event = Gaussian(3.0, 0.1, 40)
+    price = Budget(1.0, 1e-5, accountant).spent([event])
+    assert Budget(1.0, 1e-5, accountant).allows([event]) == (price <= 1.0)
+    if accountant != "filter":  # its order, and so its price, depends on the budget
+        assert Budget(price * 1.001, 1e-5, accountant).allows([event])
+        assert not Budget(price * 0.999, 1e-5, accountant).allows([event])
+
+
 def test_no_memory_is_lost_to_epsilons_that_say_nothing() -> None:
     assert spent([Gaussian(0.01, steps=1000)], 1e-5) > 1e6
 
@@ -193,7 +208,7 @@ def test_a_delta_above_one_record_warns() -> None:
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [
-        (lambda: Budget(0, 1e-5), "epsilon is 0; it must be greater than 0 and finite"),
+        (lambda: Budget(0, 1e-5), "epsilon is 0; it must be greater than 0"),
         (lambda: Budget(1, 0), "delta is 0; it must lie between 0 and 1"),
         (lambda: Budget(1, 1e-5, "prv"), "unknown accountant 'prv'"),
         (lambda: check_delta(-1, 10), "delta is -1; it must lie between 0 and 1"),
@@ -204,6 +219,7 @@ def test_a_delta_above_one_record_warns() -> None:
         (lambda: Gaussian(1.0, steps=-1), "steps is -1; it must be at least 0"),
         (lambda: noise_multiplier(Budget(1, 1e-5), rate=0.1, steps=0), "steps is 0; a calibration needs at least 1"),
         (lambda: calibrate(lambda _: [], Budget(1, 1e-5)), "has no release that noise could make cheaper"),
+        (lambda: noise_multiplier(Budget(math.inf, 1e-5), rate=0.1, steps=1), "for a finite epsilon only"),
         (lambda: default_delta(0), "the number of records is 0"),
         (lambda: allocation(3, "early"), "unknown allocation 'early'"),
     ],

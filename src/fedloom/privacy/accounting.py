@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -76,13 +77,16 @@ def event_of(mapping: Mapping[str, Any]) -> Event:
 
 def spent(events: Iterable[Event], delta: float, accountant: Accountant = "pld") -> float:
     """The epsilon of all these events together at ``delta``; infinite if one of them has no guarantee."""
-    accountants: dict[str, Callable[[list[Gaussian], float], float]] = {"pld": _spent_pld, "rdp": _spent_rdp}
+    accountants: dict[str, Account] = {"pld": _spent_pld, "rdp": _spent_rdp}
     if accountant not in accountants:
         raise ConfigError(unknown("accountant", accountant, accountants))
     return _spent(events, delta, accountants[accountant])
 
 
-def _spent(events: Iterable[Event], delta: float, account: Callable[[list[Gaussian], float], float]) -> float:
+Account = Callable[[tuple[Gaussian, ...], float], float]
+
+
+def _spent(events: Iterable[Event], delta: float, account: Account) -> float:
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must lie between 0 and 1")
     merged: dict[tuple[float, float], int] = {}
@@ -94,10 +98,11 @@ def _spent(events: Iterable[Event], delta: float, account: Callable[[list[Gaussi
             merged[kind] = merged.get(kind, 0) + event.steps
     if any(noise == 0 for noise, _ in merged):
         return math.inf
-    return account([Gaussian(noise, rate, steps) for (noise, rate), steps in merged.items()], delta) if merged else 0.0
+    return account(tuple(Gaussian(*kind, steps) for kind, steps in sorted(merged.items())), delta) if merged else 0.0
 
 
-def _spent_pld(events: list[Gaussian], delta: float) -> float:
+@lru_cache(maxsize=1024)  # the silos of a run often have the same history
+def _spent_pld(events: tuple[Gaussian, ...], delta: float) -> float:
     rough = _spent_rdp(events, delta)
     if rough > BEYOND_DIGITS:
         return rough
@@ -116,7 +121,7 @@ def _spent_pld(events: list[Gaussian], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _spent_rdp(events: list[Gaussian], delta: float, orders: Sequence[float] = ORDERS) -> float:
+def _spent_rdp(events: tuple[Gaussian, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
     """The best order's divergence, converted to epsilon (Canonne, Kamath, Steinke 2020, proposition 12)."""
     order = np.asarray(orders, dtype=np.float64)
     divergence = sum(event.steps * renyi_divergence(event.noise_multiplier, event.rate, order) for event in events)
@@ -145,15 +150,15 @@ def renyi_divergence(noise: float, rate: float, order: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be spent on one silo's data, and by whose reckoning."""
+    """How much may be spent on one silo's data, and by whose reckoning; an infinite epsilon is only counted."""
 
     epsilon: float
     delta: float
     accountant: Literal["pld", "rdp", "filter"] = "pld"
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ConfigError(f"epsilon is {self.epsilon}; it must be greater than 0 and finite")
+        if not self.epsilon > 0:
+            raise ConfigError(f"epsilon is {self.epsilon}; it must be greater than 0")
         if not 0 < self.delta < 1:
             raise ConfigError(f"delta is {self.delta}; it must lie between 0 and 1")
         if self.accountant not in ("pld", "rdp", "filter"):
@@ -174,6 +179,9 @@ class Budget:
 
     def allows(self, events: Iterable[Event]) -> bool:
         """Whether all these events together stay within the budget."""
+        events = list(events)
+        if self.accountant == "pld" and spent(events, self.delta, "rdp") <= self.epsilon:
+            return True  # RDP promises less than PLD, and is quicker
         return self.spent(events) <= self.epsilon
 
 
@@ -208,6 +216,8 @@ def calibrate(plan: Callable[[float], Sequence[Event]], budget: Budget) -> float
     ``plan`` gives the events for a noise multiplier; more noise must not cost more. The search is the Illinois
     variant of the false position on logarithms, where epsilon is almost a straight line of the noise.
     """
+    if math.isinf(budget.epsilon):
+        raise ConfigError("epsilon is inf; noise can be calibrated for a finite epsilon only")
     aim = math.log(budget.epsilon * (1 + WITHIN) / 2)
     tolerance = math.log(2 / (1 + WITHIN))
 

@@ -1,0 +1,259 @@
+"""What has been spent on a silo's data, for good: an SQLite file of events, written before anything is released.
+
+A charge is durable before the work that it pays for begins, and nothing is ever taken back, so after any crash the
+ledger holds at least what was released. No decision depends on a clock. What it cannot know is that somebody put an
+older copy of the file in its place: keep it where backups are not restored over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import FedloomError, RunFolderError
+from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
+
+APPLICATION, SCHEMA = 0x666C6564, 1  # "fled"
+WAIT = 60.0  # seconds that a process waits for another's charge
+
+_TABLES = (
+    "CREATE TABLE silos (silo TEXT PRIMARY KEY, data TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,"
+    " accountant TEXT NOT NULL)",
+    "CREATE TABLE charges (number INTEGER PRIMARY KEY, run TEXT NOT NULL, silo TEXT NOT NULL REFERENCES silos,"
+    " round INTEGER NOT NULL, release TEXT NOT NULL, attempt INTEGER NOT NULL, event TEXT NOT NULL, content TEXT,"
+    " UNIQUE (run, silo, round, release, attempt))",
+    "CREATE TABLE finished (charge INTEGER PRIMARY KEY REFERENCES charges, sha256 TEXT NOT NULL)",
+    *(
+        f"CREATE TRIGGER {table}_{change} BEFORE {change} ON {table} BEGIN SELECT RAISE(ABORT, 'for good'); END"
+        for table in ("silos", "charges", "finished")
+        for change in ("UPDATE", "DELETE")
+    ),
+)
+
+
+class BudgetSpentError(FedloomError):
+    """The next release would pass a silo's budget: the silo sits out."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A release that has been paid for; ``new`` is false where it is one that was paid for before."""
+
+    number: int
+    new: bool
+
+
+@dataclass(frozen=True)
+class ReleaseAccount:
+    """All charges for one kind of release."""
+
+    name: str
+    charges: int
+    spent: float  # what they cost by themselves; together with others they cost less than the sum
+
+
+@dataclass(frozen=True)
+class Account:
+    """One silo's data: what may be spent and what has been."""
+
+    silo: str
+    data: str
+    budget: Budget
+    spent: float
+    releases: tuple[ReleaseAccount, ...]
+
+    @property
+    def left(self) -> float:
+        """Never below 0."""
+        return max(0.0, self.budget.epsilon - self.spent)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values; what is infinite is null, as JSON has no such number."""
+
+        def finite(value: float) -> float | None:
+            return value if value < float("inf") else None
+
+        return {
+            "silo": self.silo,
+            "data": self.data,
+            "epsilon": finite(self.budget.epsilon),
+            "delta": self.budget.delta,
+            "accountant": self.budget.accountant,
+            "spent": finite(self.spent),
+            "left": finite(self.left),
+            "releases": [{"name": r.name, "charges": r.charges, "spent": finite(r.spent)} for r in self.releases],
+        }
+
+
+class Ledger:
+    """The ledger at a path, made if it is not there; several processes may hold it at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._explained():
+            self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
+            # One file that is whole after every commit: no log beside it that a copy could leave behind.
+            self._connection.execute("PRAGMA journal_mode = DELETE")
+            self._connection.execute("PRAGMA synchronous = EXTRA")
+            with self._transaction():
+                if not self._value("SELECT count(*) FROM sqlite_master"):
+                    for statement in (
+                        f"PRAGMA application_id = {APPLICATION}",
+                        f"PRAGMA user_version = {SCHEMA}",
+                        *_TABLES,
+                    ):
+                        self._connection.execute(statement)
+        if (self._value("PRAGMA application_id"), self._value("PRAGMA user_version")) != (APPLICATION, SCHEMA):
+            self.close()
+            raise RunFolderError(f"{path} is not a ledger that this version of fedloom can read")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def enrol(self, silo: str, data: str, budget: Budget) -> None:
+        """Bind a silo's name to its data (by digest) and budget; afterwards neither can change."""
+        with self._explained(), self._transaction():
+            known = self._account_of(silo)
+            if known is None:
+                values = (silo, data, budget.epsilon, budget.delta, budget.accountant)
+                self._connection.execute("INSERT INTO silos VALUES (?, ?, ?, ?, ?)", values)
+                return
+        if known[0] != data:
+            raise FedloomError(
+                f"{self.path} keeps account of other data than those of silo '{silo}': a budget belongs to its data"
+            )
+        if known[1] != budget:
+            raise FedloomError(
+                f"{self.path} grants silo '{silo}' epsilon {known[1].epsilon:g} at delta {known[1].delta:g} by "
+                f"{known[1].accountant}, but epsilon {budget.epsilon:g} at delta {budget.delta:g} by "
+                f"{budget.accountant} is asked for"
+            )
+
+    def charge(self, run: str, silo: str, round: int, release: str, event: Event, *, content: str | None) -> Charge:
+        """Pay for a release, durably, before it is made; refuse if that would pass the budget.
+
+        ``content`` is a digest of all that determines the release where its noise can be repeated: the same content is
+        the same release and costs nothing more. Without it (secure noise) every attempt is a release of its own.
+        """
+        key, written = (run, silo, round, release), json.dumps(to_mapping(event), sort_keys=True)
+        with self._explained(), self._transaction():
+            known = self._account_of(silo)
+            if known is None:
+                raise FedloomError(f"{self.path} has no account for silo '{silo}'")
+            before = self._rows(
+                "SELECT number, event, content FROM charges WHERE run = ? AND silo = ? AND round = ? AND release = ?",
+                *key,
+            )
+            if content is not None and before:
+                for number, old_event, old_content in before:
+                    if (old_event, old_content) == (written, content):
+                        return Charge(number, new=False)
+                raise FedloomError(
+                    f"release '{release}' of silo '{silo}' in round {round} of run '{run}' was already made from other "
+                    "content with the same noise; start a new run with another seed"
+                )
+            self._check(known[1], silo, round, release, event)
+            values = (*key, len(before), written, content)
+            cursor = self._connection.execute(
+                "INSERT INTO charges (run, silo, round, release, attempt, event, content) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+            assert cursor.lastrowid is not None
+            return Charge(cursor.lastrowid, new=True)
+
+    def finish(self, charge: Charge, sha256: str) -> None:
+        """Note the bytes of a finished release, so that exactly these may be sent again."""
+        with self._explained(), self._transaction():
+            old = self._rows("SELECT sha256 FROM finished WHERE charge = ?", charge.number)
+            if not old:
+                self._connection.execute("INSERT INTO finished VALUES (?, ?)", (charge.number, sha256))
+            elif old[0][0] != sha256:
+                raise FedloomError(f"charge {charge.number} of {self.path} already paid for other bytes")
+
+    def may_resend(self, run: str, silo: str, round: int, release: str, sha256: str) -> bool:
+        """Whether these very bytes are a finished release that was paid for."""
+        return bool(
+            self._value(
+                "SELECT count(*) FROM charges JOIN finished ON charge = number"
+                " WHERE run = ? AND silo = ? AND round = ? AND release = ? AND sha256 = ?",
+                *(run, silo, round, release, sha256),
+            )
+        )
+
+    def events(self, silo: str, release: str | None = None) -> list[Event]:
+        """Everything charged to a silo's data, over all runs, in order."""
+        rows = self._rows("SELECT event, release FROM charges WHERE silo = ? ORDER BY number", silo)
+        return [event_of(json.loads(event)) for event, name in rows if release in (None, name)]
+
+    def accounts(self) -> list[Account]:
+        """Every silo's account."""
+        found = []
+        for (silo,) in self._rows("SELECT silo FROM silos ORDER BY silo"):
+            known = self._account_of(silo)
+            assert known is not None
+            data, budget = known
+            counts = self._rows("SELECT release, count(*) FROM charges WHERE silo = ? GROUP BY release", silo)
+            releases = [ReleaseAccount(name, n, budget.spent(self.events(silo, name))) for name, n in counts]
+            found.append(Account(silo, data, budget, budget.spent(self.events(silo)), tuple(releases)))
+        return found
+
+    def _check(self, budget: Budget, silo: str, round: int, release: str, event: Event) -> None:
+        before = self.events(silo)
+        if budget.allows([*before, event]):
+            return
+        cost = budget.spent([*before, event])
+        if not before:
+            raise BudgetSpentError(
+                f"silo '{silo}' sits out: its budget of epsilon {budget.epsilon:g} (delta {budget.delta:g}) is smaller "
+                f"than the cost of one round, {cost:.3g}"
+            )
+        raise BudgetSpentError(
+            f"silo '{silo}' sits out round {round}: release '{release}' would raise its epsilon from "
+            f"{budget.spent(before):.4g} to {cost:.4g}, beyond {budget.epsilon:g} (delta {budget.delta:g})"
+        )
+
+    def _account_of(self, silo: str) -> tuple[str, Budget] | None:
+        rows = self._rows("SELECT data, epsilon, delta, accountant FROM silos WHERE silo = ?", silo)
+        return (rows[0][0], Budget(*rows[0][1:])) if rows else None
+
+    def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        with self._explained():
+            return self._connection.execute(query, values).fetchall()
+
+    def _value(self, query: str, *values: str | int) -> Any:
+        return self._rows(query, *values)[0][0]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, one process at a time from the first read on."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise RunFolderError(f"cannot use the ledger {self.path}: {error}") from error
+
+
+def read_accounts(path: Path) -> list[Account]:
+    """What ``fedloom ledger PATH`` shows."""
+    if not path.is_file():
+        raise RunFolderError(f"there is no ledger at {path}")
+    ledger = Ledger(path)
+    try:
+        return ledger.accounts()
+    finally:
+        ledger.close()

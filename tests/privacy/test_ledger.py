@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import FedloomError, RunFolderError
+from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
+from fedloom.privacy.ledger import BudgetSpentError, Ledger, read_accounts
+from privacy.sqlite_faults import BUDGET, EVENT, compete, live
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.enrol("north", "digest", BUDGET)
+    return ledger
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize("content", [None, "seeded"])
+def test_a_kill_at_any_write_never_leaves_a_release_unpaid(tmp_path: Path, content: str | None) -> None:
+    """Three rounds, killed at the first write, then at the second, and so on, each time on the same ledger."""
+    path, released = tmp_path / "ledger.sqlite", tmp_path / "released"
+    before, kills, number = 0, 0, 1
+    while not live(path, released, 3, number, content):
+        kills, number = kills + 1, number + 1
+        if not path.exists():
+            continue
+        check = sqlite3.connect(path)
+        assert check.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        check.close()
+        charged = len(Ledger(path).events("north"))
+        assert charged >= before, "the spent amount went down"
+        paid, out = charged, lines(released)
+        assert paid >= (len(out) if content is None else len(set(out))), "something was released that was not paid for"
+        before = charged
+    assert kills > 15
+    charged, out = len(Ledger(path).events("north")), lines(released)
+    # With seeded noise a round done again is the same release; with secure noise it is another one.
+    assert charged == 3 if content else charged >= len(out) > 3
+
+
+def test_a_kill_after_a_release_finds_it_paid(tmp_path: Path) -> None:
+    path, released = tmp_path / "ledger.sqlite", tmp_path / "released"
+    for last in (1, 2):
+        assert not live(path, released, 3, -last, None)
+    assert len(Ledger(path).events("north")) == len(lines(released)) == 3
+
+
+def test_two_processes_cannot_spend_the_same_budget_twice(tmp_path: Path) -> None:
+    """The budget pays for 12 rounds exactly, whoever comes first."""
+    path, granted = tmp_path / "ledger.sqlite", tmp_path / "granted"
+    budget = Budget(spent([Gaussian(4.0, 0.2, 120)], 1e-5, "rdp") * 1.0001, 1e-5, "rdp")
+    compete(path, granted, budget, runs=3)
+    assert len(lines(granted)) == 12 == len(Ledger(path).events("north"))
+    assert Ledger(path).accounts()[0].left < 0.001
+
+
+def test_what_is_charged_stays_charged(ledger: Ledger) -> None:
+    ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    vandal = sqlite3.connect(ledger.path)
+    for change in ("DELETE FROM charges", "UPDATE charges SET round = 2", "UPDATE silos SET epsilon = 99"):
+        with pytest.raises(sqlite3.IntegrityError, match="for good"):
+            vandal.execute(change)
+    assert ledger.events("north") == [EVENT]
+
+
+def test_forgotten_rounds_are_found(ledger: Ledger) -> None:
+    """An accountant that is thrown away every round tells the cost of one; ten cost three times as much."""
+    for round in range(1, 11):
+        ledger.charge("run", "north", round, "training", EVENT, content=None)
+    (account,) = ledger.accounts()
+    assert account.spent == pytest.approx(spent([Gaussian(4.0, 0.2, 100)], 1e-5, "rdp"))
+    assert account.spent > 3 * BUDGET.spent([EVENT])
+    assert account.releases[0].charges == 10
+
+
+def test_the_clock_and_a_copied_run_do_not_matter(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a run charges the ledger of the data under the same run name: the same release only if seeded."""
+    ledger.charge("run", "north", 1, "training", EVENT, content="a")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert not ledger.charge("run", "north", 1, "training", EVENT, content="a").new
+    assert ledger.charge("run", "north", 2, "training", EVENT, content=None).new
+    assert ledger.charge("run", "north", 2, "training", EVENT, content=None).new
+    assert len(ledger.events("north")) == 3
+    shutil.copy(ledger.path, tmp_path / "copy.sqlite")
+    assert Ledger(tmp_path / "copy.sqlite").events("north") == ledger.events("north"), "one file is all there is"
+
+
+def test_other_content_under_the_same_noise_is_refused(ledger: Ledger) -> None:
+    """The difference of two such releases would have no noise at all."""
+    ledger.charge("run", "north", 1, "training", EVENT, content="a")
+    with pytest.raises(
+        FedloomError, match="round 1 of run 'run' was already made from other content with the same noise"
+    ):
+        ledger.charge("run", "north", 1, "training", EVENT, content="b")
+
+
+def test_finished_bytes_may_be_sent_again_and_only_those(ledger: Ledger) -> None:
+    charge = ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    assert not ledger.may_resend("run", "north", 1, "training", "abc")
+    ledger.finish(charge, "abc")
+    ledger.finish(charge, "abc")
+    assert ledger.may_resend("run", "north", 1, "training", "abc")
+    assert not ledger.may_resend("run", "north", 1, "training", "xyz")
+    assert not ledger.may_resend("run", "north", 2, "training", "abc")
+    with pytest.raises(FedloomError, match="already paid for other bytes"):
+        ledger.finish(charge, "xyz")
+
+
+def test_the_budget_is_kept_to_the_last_round(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.enrol("north", "digest", Budget(1.5, 1e-5, "rdp"))
+    with pytest.raises(
+        BudgetSpentError, match=r"sits out: its budget of epsilon 1.5 .* smaller than the cost of one round, 10"
+    ):
+        ledger.charge("run", "north", 1, "training", Gaussian(0.5), content=None)
+    for round in range(1, 5):
+        ledger.charge("run", "north", round, "training", EVENT, content=None)
+    with pytest.raises(
+        BudgetSpentError, match=r"sits out round 5: release 'training' would raise its epsilon from 1\.425 to 1\.599"
+    ):
+        ledger.charge("run", "north", 5, "training", EVENT, content=None)
+    assert ledger.accounts()[0].spent <= 1.5
+    assert len(ledger.events("north")) == 4
+    with pytest.raises(BudgetSpentError):
+        ledger.charge("other", "north", 1, "training", EVENT, content="another run shares the budget")
+
+
+def test_events_without_a_guarantee_are_kept_where_nothing_is_promised(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.enrol("north", "digest", Budget(math.inf, 1e-5))
+    ledger.charge("run", "north", 1, "training", NoGuarantee("median clipping"), content="a")
+    (account,) = ledger.accounts()
+    assert (account.spent, account.left) == (math.inf, 0)
+    assert account.to_mapping()["spent"] is None
+
+
+def test_the_statement_tells_what_is_spent_and_left_per_silo_and_release(ledger: Ledger) -> None:
+    ledger.enrol("south", "other", Budget(2.0, 1e-6, "rdp"))
+    ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    ledger.charge("run", "north", 2, "training", EVENT, content=None)
+    ledger.charge("run", "north", 2, "class counts", Gaussian(8.0), content=None)
+    north, south = read_accounts(ledger.path)
+    both = [Gaussian(4.0, 0.2, 20), Gaussian(8.0)]
+    assert json.loads(json.dumps(north.to_mapping())) == {
+        "silo": "north",
+        "data": "digest",
+        "epsilon": 50,
+        "delta": 1e-5,
+        "accountant": "rdp",
+        "spent": pytest.approx(BUDGET.spent(both)),
+        "left": pytest.approx(50 - BUDGET.spent(both)),
+        "releases": [
+            {"name": "class counts", "charges": 1, "spent": pytest.approx(BUDGET.spent(both[1:]))},
+            {"name": "training", "charges": 2, "spent": pytest.approx(BUDGET.spent(both[:1]))},
+        ],
+    }
+    assert (south.spent, south.left, south.releases) == (0, 2, ())
+
+
+def test_a_ledger_of_other_data_or_another_budget_is_refused(ledger: Ledger) -> None:
+    ledger.enrol("north", "digest", BUDGET)
+    with pytest.raises(FedloomError, match="other data than those of silo 'north'"):
+        ledger.enrol("north", "changed", BUDGET)
+    with pytest.raises(FedloomError, match=r"grants silo 'north' epsilon 50 .* epsilon 99"):
+        ledger.enrol("north", "digest", Budget(99.0, 1e-5, "rdp"))
+    with pytest.raises(FedloomError, match="no account for silo 'south'"):
+        ledger.charge("run", "south", 1, "training", EVENT, content=None)
+
+
+def test_files_that_are_no_ledgers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but long enough to look at " * 30)
+    with pytest.raises(RunFolderError, match=r"cannot use the ledger .*text"):
+        Ledger(tmp_path / "text")
+    foreign = sqlite3.connect(tmp_path / "foreign")
+    foreign.execute("CREATE TABLE things (name TEXT)")
+    foreign.close()
+    with pytest.raises(RunFolderError, match="foreign is not a ledger"):
+        Ledger(tmp_path / "foreign")
+    with pytest.raises(RunFolderError, match=r"there is no ledger at .*nowhere"):
+        read_accounts(tmp_path / "nowhere")
