@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedloom.reports.facts import RunFacts, SiloFacts
+from fedloom.reports.findings import RULES, findings
+
+
+def silo(name: str, rounds: int) -> SiloFacts:
+    return SiloFacts(name, ("mnist",), 10, {}, rounds, 0, (), ())
+
+
+HEALTHY = RunFacts(
+    label="run",
+    folder="run",
+    name="run",
+    method="fedvae",
+    options={},
+    seed=0,
+    rounds_done=4,
+    rounds_planned=4,
+    status={"state": "finished", "round": 4, "reason": ""},
+    shape=(1, 28, 28),
+    groups=("mnist", "fashion"),
+    classes=(),
+    silos=(silo("one", 4), silo("two", 1)),
+    plan={},
+    payloads={},
+    guarantee="no DP guarantee",
+    parameters={},
+    metrics={
+        "train/nll": {1: 200.0, 4: 100.0},
+        "train/kl": {1: 0.01, 4: 12.0},
+        "blend/domain-cnn/n1000/group=mnist": {1: 0.9, 4: 0.1},
+        "domain-hit/domain-cnn/n1000/group=mnist": {1: 0.2, 4: 0.95},
+        "frechet/efficientnet-lite0-224/n2000/group=mnist": {4: 30.0},
+        "frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist": {4: 20.0},
+        "spread/pixels/n1000/group=mnist": {4: 0.9},
+        "probe/accuracy/n20": {4: 0.8},
+        "cost/bytes-up/n4": {4: 1e9},
+    },
+    environment={},
+    config={},
+    reproduce="",
+    problems=(),
+)
+
+
+def with_metrics(values: dict[str, dict[int, float | None]]) -> RunFacts:
+    return replace(HEALTHY, metrics={**HEALTHY.metrics, **values})
+
+
+def test_a_healthy_run_has_no_warning() -> None:
+    assert findings(HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "words"),
+    [
+        ("blend/domain-cnn/n1000/group=mnist", 0.51, "blending", "51% look like a mixture of groups, and 95%"),
+        ("domain-hit/domain-cnn/n1000/group=mnist", 0.79, "blending", "79% look like mnist"),
+        ("train/kl", 0.49, "posterior-collapse", "kl = 0.49 nats"),
+        ("train/vae/kl_top", 0.0, "posterior-collapse", "vae/kl_top = 0 nats"),
+        (
+            "frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist",
+            14.9,
+            "samples-worse-than-reconstructions",
+            "is 30 for samples and 14.9 for reconstructions",
+        ),
+        (
+            "frechet/efficientnet-lite0-224/n1279",
+            5.0,
+            "too-few-samples",
+            "1,279 samples are too few for 1,280 features",
+        ),
+        ("frechet/inception-2015-299/n2047", 5.0, "too-few-samples", "2,047 samples are too few for 2,048 features"),
+        ("frechet/pixels/n783", 5.0, "too-few-samples", "783 samples are too few for 784 features"),
+        ("recall/pixels-k5/n99/group=mnist", 0.5, "too-few-samples", "99 samples are too few"),
+        ("spread/pixels/n1000/group=mnist", 0.04, "collapsed-samples", "Samples of mnist are almost all alike"),
+        ("kernel/pixels/n1000", None, "not-finite", "kernel/pixels/n1000 is not a finite number in round 4"),
+        ("train/nll", None, "not-finite", "train/nll is not a finite number in round 4"),
+    ],
+)
+def test_one_bad_number_gives_one_warning(key: str, value: float | None, kind: str, words: str) -> None:
+    (found,) = findings(with_metrics({key: {4: value}}))
+    assert found.kind == kind
+    assert words in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("blend/domain-cnn/n1000/group=mnist", 0.5),
+        ("blend/domain-cnn/n2000", 0.9),  # over all groups: the groups' own values tell
+        ("domain-hit/domain-cnn/n1000/group=mnist", 0.8),
+        ("domain-hit/domain-cnn-z1-prior-of-fashion/n1000/group=mnist", 0.0),  # a swapped prior should miss
+        ("train/kl", 0.5),
+        ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist", 15.0),
+        ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=fashion", 1.0),  # no samples to compare with
+        ("frechet/efficientnet-lite0-224/n1280", 5.0),
+        ("recall/pixels-k5/n100/group=mnist", 0.5),
+        ("spread/pixels/n1000/group=mnist", 0.05),
+        ("seconds", None),
+    ],
+)
+def test_a_number_on_the_good_side_gives_none(key: str, value: float | None) -> None:
+    assert findings(with_metrics({key: {4: value}})) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (
+            {"status": {"state": "diverged", "round": 3, "reason": "loss exploded"}, "rounds_done": 2},
+            "diverged",
+            "Training diverged in round 3: loss exploded.",
+        ),
+        ({"rounds_done": 3}, "unfinished", "3 of 4 rounds are done"),
+        ({"silos": (silo("one", 4), silo("two", 0))}, "silent-silos", "nothing was learned from them: two."),
+        ({"problems": ("egress.jsonl cannot be read",)}, "damaged", "egress.jsonl cannot be read"),
+    ],
+)
+def test_the_state_of_the_run_is_told(change: dict[str, Any], kind: str, words: str) -> None:
+    (found,) = findings(replace(HEALTHY, **change))
+    assert found.kind == kind
+    assert words in found.sentence
+
+
+def test_every_rule_has_been_seen_to_speak() -> None:
+    bad = with_metrics(
+        {
+            "blend/domain-cnn/n1000/group=mnist": {4: 1.0},
+            "train/kl": {4: 0.0},
+            "frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist": {4: 1.0},
+            "spread/pixels/n50": {4: 0.0},
+            "train/nll": {3: None, 4: None},
+        }
+    )
+    run = replace(bad, rounds_done=0, silos=(silo("one", 0), silo("two", 1)), problems=("x",))
+    unfinished = {finding.kind for finding in findings(run)}
+    diverged = {finding.kind for finding in findings(replace(run, status={"state": "diverged"}))}
+    assert unfinished | diverged == set(RULES)
+    assert "unfinished" not in diverged

@@ -1,0 +1,57 @@
+"""Tests that need more than Python: run with ``pytest -m system tests/system``, left out of every other call.
+
+Debian packages chromium and chromium-driver, and selenium from PyPI. Selenium is told where both programs are, so it
+downloads nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+HERE = Path(__file__).parent
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "system: needs programs beside Python, such as a browser")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr != "system":
+        ours = [item for item in items if HERE in item.path.parents]
+        config.hook.pytest_deselected(items=ours)
+        items[:] = [item for item in items if item not in ours]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """A headless Chromium with an empty profile that logs what its console says."""
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    assert all(programs.values()), f"install Debian's chromium and chromium-driver; found {programs}"
+    options = ChromeOptions()
+    options.binary_location = programs["chromium"] or ""
+    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=Service(programs["chromedriver"]))
+    yield driver
+    driver.quit()
