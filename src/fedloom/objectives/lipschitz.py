@@ -1,0 +1,107 @@
+"""Penalties on how far a decoder stretches its latents, beside any objective of a VAE.
+
+Neither gives a privacy guarantee: both are soft, and look only where training happens to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vjp
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.vae import VAE
+from fedloom.objectives.base import Losses, Objective
+
+SMALL = 1e-7
+
+
+def stretches(decode: Callable[[Tensor], Tensor], z: Tensor, direction: Tensor, iterations: int) -> Tensor:
+    """The largest singular value of each row's Jacobian, by power iteration from ``direction``; never too large."""
+    with torch.no_grad():
+        for _ in range(iterations):
+            direction = direction / direction.norm(dim=1, keepdim=True).clamp_min(SMALL)
+            pushed = jvp(decode, (z,), (direction,))[1]
+            (direction,) = vjp(decode, z)[1](pushed)
+        direction = direction / direction.norm(dim=1, keepdim=True).clamp_min(SMALL)
+    pushed = jvp(decode, (z,), (direction,))[1]
+    lengths: Tensor = (pushed.flatten(1).square().sum(dim=1) + SMALL**2).sqrt()
+    return lengths
+
+
+def _mean_image(model: VAE, group: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda z: model.likelihood.mean(model.decode(z, group))
+
+
+@dataclass(frozen=True)
+class JacobianPenalty:
+    """objective + weight * max(0, s(z) - limit)^2, s the largest singular value of the mean image's Jacobian at z."""
+
+    objective: Objective
+    weight: float
+    limit: float = 1.0
+    iterations: int = 3
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """A second z, and where the search for the steepest direction starts."""
+        latent = self.objective.noise["z1"]
+        return {**self.objective.noise, "penalty": latent, "direction": latent}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        """The penalised loss for each example."""
+        assert isinstance(model, VAE)
+        losses = self.objective(model, batch, noise, received, context)
+        z = (
+            model.encode(batch.x, batch.group).sample(noise["penalty"]).detach()
+        )  # it is the decoder that must not be steep
+        steepness = stretches(_mean_image(model, batch.group), z, noise["direction"], self.iterations)
+        penalty = torch.relu(steepness - self.limit).square()
+        return Losses(losses.total + self.weight * penalty, {**losses.terms, "lipschitz": penalty})
+
+
+@dataclass(frozen=True)
+class AlignPenalty:
+    """ALIGN-FL's penalty (Gulati, Gross, Wunder, 2025, equation 6): objective + weight * (|J(z~)^T 1| - 1)^2.
+
+    z~ lies between the latents of two examples of the batch, so it cannot be used under DP-SGD. J^T 1 is the gradient
+    of the summed pixels, which may vanish where the decoder is steep: this is no bound on any Lipschitz constant.
+    """
+
+    objective: Objective
+    weight: float
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """A second z, a place between two of them, and an order of the batch."""
+        return {**self.objective.noise, "penalty": self.objective.noise["z1"], "between": (1,), "order": (1,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        """The penalised loss for each example."""
+        assert isinstance(model, VAE)
+        losses = self.objective(model, batch, noise, received, context)
+        z = model.encode(batch.x, batch.group).sample(noise["penalty"])
+        share = torch.special.ndtr(noise["between"])  # uniform
+        between = share * z + (1 - share) * z[noise["order"][:, 0].argsort()]
+        pull = vjp(_mean_image(model, batch.group), between)[1]
+        (gradient,) = pull(torch.ones_like(batch.x))
+        penalty = ((gradient.square().sum(dim=1) + SMALL).sqrt() - 1).square()
+        return Losses(losses.total + self.weight * penalty, {**losses.terms, "align_lipschitz": penalty})

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.likelihoods import Gaussian
+from fedloom.models.networks import Flat
+from fedloom.models.vae import VAE
+from fedloom.objectives.elbo import Elbo
+from fedloom.objectives.lipschitz import AlignPenalty, JacobianPenalty, stretches
+from fedloom.privacy.per_example import require_separate_examples
+
+ROUND = RoundContext(1, 1, (0,))
+
+
+def model() -> VAE:
+    torch.manual_seed(0)
+    return VAE(Flat((5,), (6,), (4,)), Flat((2,), (6,), (5,)), torch.zeros(1, 2), Gaussian())
+
+
+def batch(rows: int = 4) -> Batch:
+    x = torch.rand(rows, 5, generator=torch.Generator().manual_seed(1))
+    return Batch(x, torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64), torch.ones(rows))
+
+
+def noise_for(objective: JacobianPenalty | AlignPenalty, rows: int = 4) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(2)
+    return {name: torch.randn(rows, *shape, generator=draw) for name, shape in objective.noise.items()}
+
+
+def test_power_iteration_finds_the_largest_singular_value() -> None:
+    decoder, z = Flat((3,), (8,), (7,)), torch.randn(6, 3)
+    jacobians = vmap(jacrev(lambda point: decoder(point.unsqueeze(0)).flatten()))(z)
+    exact = torch.linalg.matrix_norm(jacobians, 2)
+    found = stretches(decoder, z, torch.randn(6, 3), iterations=60)
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-6)
+    assert (stretches(decoder, z, torch.randn(6, 3), iterations=1) <= exact * 1.0001).all()
+
+
+@pytest.mark.parametrize(("limit", "active"), [(1e-3, True), (1e3, False)])
+def test_only_steep_decoders_are_penalised_and_only_decoders(limit: float, active: bool) -> None:
+    vae, data, base = model(), batch(), Elbo(2)
+    objective = JacobianPenalty(base, weight=2.0, limit=limit)
+    noise = noise_for(objective)
+    losses = objective(vae, data, noise, {}, ROUND)
+    penalty = losses.terms["lipschitz"]
+    torch.testing.assert_close(losses.total, base(vae, data, noise, {}, ROUND).total + 2.0 * penalty)
+    assert (penalty > 0).all() == active
+    gradients = torch.autograd.grad(penalty.sum(), list(vae.parameters()), allow_unused=True, materialize_grads=True)
+    reached = {name for (name, _), gradient in zip(vae.named_parameters(), gradients, strict=True) if gradient.any()}
+    assert {name.split(".")[0] for name in reached} == ({"decoder"} if active else set())
+
+
+def test_training_on_the_penalty_makes_a_decoder_flat() -> None:
+    vae, data = model(), batch(16)
+    objective = JacobianPenalty(Elbo(2), weight=1.0, limit=0.05)
+    noise = noise_for(objective, 16)
+    optimizer = torch.optim.Adam(vae.decoder.parameters(), lr=0.01)
+    before = objective(vae, data, noise, {}, ROUND).terms["lipschitz"].mean().item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        objective(vae, data, noise, {}, ROUND).terms["lipschitz"].sum().backward()
+        optimizer.step()
+    assert objective(vae, data, noise, {}, ROUND).terms["lipschitz"].mean().item() < 0.01 * before
+
+
+class Opposite(nn.Module):
+    """Two pixels that move in opposite directions, as steeply as one likes: their sum stands still."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.stack((z[:, 0], -z[:, 0]), dim=1) * 50
+
+
+class Plain(Gaussian):
+    def mean(self, output: Tensor) -> Tensor:
+        return output
+
+
+def test_the_papers_penalty_does_not_see_a_steep_decoder_whose_pixels_cancel() -> None:
+    """|J^T 1| = 0 everywhere: the penalty is (sqrt(1e-7) - 1)^2 and asks for more steepness; ours is (70.7 - 1)^2."""
+    vae = VAE(Flat((2,), (6,), (4,)), Opposite(), torch.zeros(1, 2), Plain())
+    data = Batch(torch.rand(4, 2), *[torch.zeros(4, dtype=torch.int64)] * 2, torch.ones(4))
+    paper, ours = AlignPenalty(Elbo(2), 1.0), JacobianPenalty(Elbo(2), 1.0)
+    theirs = paper(vae, data, noise_for(paper), {}, ROUND).terms["align_lipschitz"]
+    torch.testing.assert_close(theirs, torch.full((4,), (1e-7**0.5 - 1) ** 2))
+    found = ours(vae, data, noise_for(ours), {}, ROUND).terms["lipschitz"]
+    torch.testing.assert_close(found, torch.full((4,), (50 * 2**0.5 - 1) ** 2))
+
+
+def test_the_papers_penalty_is_that_of_its_equation() -> None:
+    vae, data, objective = model(), batch(), AlignPenalty(Elbo(2), weight=3.0)
+    noise = noise_for(objective)
+    losses = objective(vae, data, noise, {}, ROUND)
+    z = vae.encode(data.x, data.group).sample(noise["penalty"])
+    share = torch.distributions.Normal(0, 1).cdf(noise["between"])
+    between = share * z + (1 - share) * z[noise["order"][:, 0].argsort()]
+    jacobians = vmap(jacrev(lambda point: torch.sigmoid(vae.decoder(point.unsqueeze(0))).flatten()))(between)
+    expected = ((jacobians.sum(dim=1).square().sum(dim=1) + 1e-7).sqrt() - 1).square()
+    torch.testing.assert_close(losses.terms["align_lipschitz"], expected)
+    torch.testing.assert_close(losses.total, Elbo(2)(vae, data, noise, {}, ROUND).total + 3.0 * expected)
+
+
+def test_under_dp_sgd_the_papers_penalty_is_refused_and_ours_is_not() -> None:
+    vae, data = model(), batch()
+
+    def losses(objective: JacobianPenalty | AlignPenalty, x: Tensor) -> Tensor:
+        moved = Batch(x, data.y, data.group, data.mask)
+        return objective(vae, moved, noise_for(objective), {}, ROUND).total
+
+    ours, paper = JacobianPenalty(Elbo(2), 1.0), AlignPenalty(Elbo(2), 1.0)
+    require_separate_examples(lambda x: losses(ours, x), data.x, "lipschitz", "")
+    with pytest.raises(ConfigError, match=r"'align-lipschitz' mixes examples.*use the penalty 'lipschitz'"):
+        require_separate_examples(lambda x: losses(paper, x), data.x, "align-lipschitz", "the penalty 'lipschitz'")
