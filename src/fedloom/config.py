@@ -145,8 +145,9 @@ class EvaluationConfig:
 class EngineConfig:
     """Where the work runs; none of this changes what is learned beyond floating-point rounding."""
 
-    name: Literal["reference"] = "reference"
-    device: str = "cpu"
+    name: Literal["auto", "reference", "fused"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     workers: int = field(default=0, metadata=at_least(0))
     threads: int = field(default=0, metadata=at_least(0))
     checkpoint_every: int = field(default=1, metadata=at_least(1))

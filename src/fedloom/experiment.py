@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.config import Config, EvaluationConfig, parse
+from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
 from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
-from fedloom.engines.calibration import calibrated_engine
+from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
@@ -80,6 +80,7 @@ class Experiment:
     def run(self, out: Path | str, observer: Observer | None = None) -> Run:
         """Train from the start into a new folder."""
         check_trackers(self.config)
+        device_of(self.config.engine)  # complains before the folder exists
         evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
@@ -150,12 +151,10 @@ class Experiment:
         return row | {f"train/{name}": value for name, value in report.terms.items()}
 
     def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
-        """The engine; a resumed run takes the threads it was started with, because they may change the last bit."""
-        config = self.config
-        if (threads := folder.environment.get("threads")) and not config.engine.threads:
-            config = replace(config, engine=replace(config.engine, threads=threads))
-        engine = calibrated_engine(Trainer(config, self.method, self.federation), state)
-        folder.note({"engine": engine.describe(), "threads": engine.threads})
+        """The engine; a resumed run makes the choices it was started with, because others may change the last bit."""
+        trainer = Trainer(self.config, self.method, self.federation)
+        engine = make_engine(trainer, state, folder.environment.get("engine_choice", {}))
+        folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         return engine
 
     def _evaluate(
@@ -334,10 +333,18 @@ def train(
     return Experiment.of(config, federation).run(out, observer)
 
 
-def resume(out: Path | str, federation: Federation | None = None, observer: Observer | None = None) -> Run:
-    """Go on with a run from its newest checkpoint."""
+def resume(
+    out: Path | str,
+    federation: Federation | None = None,
+    observer: Observer | None = None,
+    engine: Mapping[str, str] | None = None,
+) -> Run:
+    """Go on with a run from its newest checkpoint; ``engine`` changes settings of that section, such as the device."""
     folder = RunFolder.open(Path(out))
-    return Experiment.of(folder.config, federation).resume(folder, observer)
+    config = folder.config
+    if engine:
+        config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))
+    return Experiment.of(config, federation).resume(folder, observer)
 
 
 def load(out: Path | str) -> Run:

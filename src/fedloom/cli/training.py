@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
+EngineName = Annotated[str | None, typer.Option("--engine", help="auto, reference or fused.", show_default=False)]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default=False)]
+Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bf16.", show_default=False)]
+
 
 def run(
     source: Annotated[str, typer.Argument(metavar="PRESET-or-FILE.toml", show_default=False)],
@@ -26,10 +30,14 @@ def run(
         Path | None,
         typer.Option(help="The new run folder.", show_default="runs/<name>-<method>-s<seed>"),
     ] = None,
+    engine: EngineName = None,
+    device: Device = None,
+    precision: Precision = None,
     as_json: Json = False,
 ) -> None:
     """Train what a preset or a file describes, into a new run folder."""
-    config = load_config(source, overrides or ())
+    where = [f"engine.{key}={value}" for key, value in _engine(engine, device, precision).items()]
+    config = load_config(source, [*(overrides or ()), *where])
     with terminal().status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.experiment import file_name, train
@@ -41,19 +49,28 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    engine: EngineName = None,
+    device: Device = None,
+    precision: Precision = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a stopped run, exactly as if it had not stopped."""
+    """Go on with a stopped run, exactly as if it had not stopped (on another engine: up to rounding)."""
     with terminal().status("loading"):
         from fedloom import experiment
         from fedloom.cli.progress import RoundProgress
     ended = experiment.load(folder).folder.status["state"] != "unfinished"
     with _stoppable(folder), RoundProgress(terminal()) as progress:
-        found = experiment.resume(folder, observer=progress)
+        found = experiment.resume(folder, observer=progress, engine=_engine(engine, device, precision))
     if ended and not as_json:
         say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
     else:
         _summarise(found, as_json)
+
+
+def _engine(name: str | None, device: str | None, precision: str | None) -> dict[str, str]:
+    """What was said about the engine."""
+    settings = {"name": name, "device": device, "precision": precision}
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 @contextmanager

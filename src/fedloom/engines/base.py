@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -78,6 +78,10 @@ class Engine(Protocol):
 
     def describe(self) -> str:
         """The engine's choices in a few words."""
+        ...
+
+    def choice(self) -> dict[str, Any]:
+        """The engine's choices as plain values: a run that is resumed makes the same."""
         ...
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -50,17 +51,15 @@ class FusedOptions:
 class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
-    threads = 1  # of the host
-
     def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
         self._trainer, self._options = trainer, options
         self.chunk = options.chunk
         self._stacks = stacks_of(trainer, options.device)
-        self._convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
+        self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(trainer, stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
         if options.device.type == "cpu":
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(1)
 
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
@@ -68,11 +67,22 @@ class FusedEngine:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
         parts = [f"fused on {where}", self._options.precision, f"{stacks} of up to {self.chunk} silos"]
-        if self._convolutions:
+        if self.convolutions:
             parts.append("convolutions " + ("as matrix products" if self._options.matrix_convolutions else "in groups"))
         if self._options.compiled:
             parts.append("compiled")
         return ", ".join(parts)
+
+    def choice(self) -> dict[str, Any]:
+        """How the silos are batched may change the last bit."""
+        options = self._options
+        return {
+            "name": "fused",
+            "device": options.device.type,
+            "chunk": self.chunk,
+            "matrix_convolutions": options.matrix_convolutions,
+            "compiled": options.compiled,
+        }
 
     def round(
         self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]

@@ -42,7 +42,9 @@ class Schedule:
     ) -> None:
         self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
         sizes = [len(trainer.federation.silos[silo]) for silo in silos]
-        self.steps = [local_steps(trainer.config, size) if limit is None else limit for size in sizes]
+        self.steps = [local_steps(trainer.config, size) for size in sizes]
+        if limit is not None:
+            self.steps = [min(steps, limit) for steps in self.steps]
         assert self.steps == sorted(self.steps, reverse=True), "those that finish first come last"
         device = stack.records.x.device
         self._device = device

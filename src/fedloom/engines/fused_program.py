@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.base import SiloState, fresh_blocks, received_by
-from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack, positions_by
-from fedloom.engines.fused_step import Evaluate, Precision, StackedOptimizer, WatchedContext, batched_losses, laid_out
+from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.training import MODEL, OPTIMIZER, Trainer
 from fedloom.federation.rounds import RoundContext, Site
@@ -35,22 +34,19 @@ class StackProgram:
         self._received = {n: torch.zeros_like(t) for n, t in self.weights.items() if sent and n.startswith(sent)}
         phases = trainer.method.phases
         self._optimizers = [
-            StackedOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients})
+            StackedOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients}, compiled)
             for phase, trial in zip(phases, trials, strict=True)
         ]
         self._trained = [tuple(trial.gradients) for trial in trials]
-        self._sums = {
-            f"{phase.name}/{term}": torch.zeros(size, device=stack.records.x.device)
-            for phase, trial in zip(phases, trials, strict=True)
-            for term in trial.terms
-        }
+        self._terms = [
+            tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
+        ]
+        self._sums = [torch.zeros(len(terms), size, device=stack.records.x.device) for terms in self._terms]
         self._context = WatchedContext(RoundContext(0, 0, ()))
-        self._evaluate: list[Evaluate] = [
-            batched_losses(stack.model, phase, lambda: cast("RoundContext", self._context), precision)
+        self._evaluate = [
+            evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
             for phase in phases
         ]
-        if compiled:
-            self._evaluate = [torch.compile(evaluate, dynamic=True) for evaluate in self._evaluate]
 
     @property
     def reads_context(self) -> bool:
@@ -92,29 +88,28 @@ class StackProgram:
     def _clear(self) -> None:
         for optimizer in self._optimizers:
             optimizer.reset()
-        for total in self._sums.values():
+        for total in self._sums:
             total.zero_()
 
     def step(self, index: Tensor, mask: Tensor, noise: Sequence[Tensors]) -> None:
         """One step of every phase for the first ``len(index)`` silos."""
-        silos, rows = len(index), mask.sum(dim=1)
-        columns = gathered(self._stack, index, mask)
+        silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
         for number, phase in enumerate(self._trainer.method.phases):
             weights = {name: tensor[:silos] for name, tensor in self.weights.items()}
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
-            losses, terms = self._evaluate[number]({**weights, **leaves}, columns, noise[number], received)
+            losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
             mechanism = self._trainer.method.mechanism if phase.touches_records else NoPrivacy()
             gradients = mechanism.gradients(losses, mask, list(leaves.values()))
             self._optimizers[number].step(silos, gradients)
-            for term, values in {"loss": losses, **terms}.items():
-                self._sums[f"{phase.name}/{term}"][:silos] += (values.detach() * mask).sum(dim=1) / rows
+            self._sums[number][:, :silos] += means
 
     def terms(self, steps: Sequence[int]) -> list[dict[str, float]]:
         """The mean of each loss term over each silo's steps."""
-        sums = torch.stack(list(self._sums.values()), dim=1)[: len(steps)].tolist()
+        names = [name for terms in self._terms for name in terms]
+        sums = torch.cat(self._sums).t()[: len(steps)].tolist()
         return [
-            {name: total / count for name, total in zip(self._sums, row, strict=True)}
+            {name: total / count for name, total in zip(names, row, strict=True)}
             for row, count in zip(sums, steps, strict=True)
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim.adam import adam
 
-from fedloom.engines.fused_batches import batch_of_columns
+from fedloom.engines.fused_batches import batch_of_columns, gathered
+from fedloom.engines.fused_stack import Stack
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerPlan, Phase
 from fedloom.sharing.plan import Tensors
@@ -45,12 +47,9 @@ class WatchedContext:
         return getattr(self._context, name)
 
 
-Evaluate = Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]
-
-
 def batched_losses(
     model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
-) -> Evaluate:
+) -> Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]:
     """(weights, columns, noise, received), each with a leading dimension of silos -> losses (silos, batch), terms."""
     evaluation = _Evaluation(model)
 
@@ -67,6 +66,45 @@ def batched_losses(
         return total.float(), {name: term.float() for name, term in terms.items()}
 
     return evaluate
+
+
+Evaluate = Callable[[Tensors, Tensor, Tensor, Tensors, Tensors], tuple[Tensor, Tensor]]
+
+
+def evaluation(
+    stack: Stack, phase: Phase, context: Callable[[], RoundContext], precision: Precision, compiled: bool
+) -> Evaluate:
+    """(weights, rows, mask, noise, received) -> losses (silos, batch), and the mean of each term (terms, silos)."""
+    batched = batched_losses(stack.model, phase, context, precision)
+
+    def evaluate(
+        weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        losses, terms = batched(weights, gathered(stack, index, mask), noise, received)
+        values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
+        return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
+
+    if not compiled:
+        return evaluate
+    fast = torch.compile(evaluate)
+
+    def evaluate_compiled(
+        weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        # The number of silos changes from round to round: one compilation for all of them.
+        for tensor in (*weights.values(), index, mask, *noise.values(), *received.values()):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        with _many_programs():
+            losses, means = fast(weights, index, mask, noise, received)
+        return losses, means
+
+    return evaluate_compiled
+
+
+def _many_programs() -> AbstractContextManager[Any]:
+    """Each phase of each stack is a program of its own, but the compiler counts them as one that keeps changing."""
+    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(recompile_limit=256)
+    return patch
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
@@ -99,16 +137,37 @@ def laid_out(like: Tensor, silos: int) -> Tensor:
     return torch.empty_strided((silos, *part.shape), strides, dtype=part.dtype, device=part.device).zero_()
 
 
+def adam_of_stack(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    counts: Tensor,
+    rate: float,
+    betas: tuple[float, float],
+) -> None:
+    """Adam in place, with one count of steps for each silo or for all: compiled, a single pass over the memory."""
+    counts += 1
+    correction_first, correction_second = 1 - betas[0] ** counts, 1 - betas[1] ** counts
+    for parameter, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
+        column = (-1, *[1] * (parameter.dim() - 1))
+        m.lerp_(gradient, 1 - betas[0])
+        v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        deviation = (v / correction_second.reshape(column)).sqrt() + EPSILON
+        parameter.sub_(rate * (m / correction_first.reshape(column)) / deviation)
+
+
 class StackedOptimizer:
     """A phase's optimiser for all silos of a stack."""
 
-    def __init__(self, plan: OptimizerPlan, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: OptimizerPlan, parameters: Mapping[str, Tensor], compiled: bool = False) -> None:
         self._plan, self._parameters = plan, parameters
         silos, device = next(iter(parameters.values())).shape[0], next(iter(parameters.values())).device
         kinds = ADAM_MOMENTS if plan.name == "adam" else ()
         self.moments = {kind: {n: torch.zeros_like(p) for n, p in parameters.items()} for kind in kinds}
         # Silos that begin afresh every round count alike; those that keep their moments have counts of their own.
         self._counts = torch.zeros(len(parameters), silos if plan.keep else 1, device=device)
+        self._compiled_adam = torch.compile(adam_of_stack) if compiled else None
 
     def reset(self) -> None:
         """As before the first step."""
@@ -136,14 +195,23 @@ class StackedOptimizer:
         """Move the parameters of the first ``silos`` silos."""
         lists = [[p[:silos] for p in self._parameters.values()], list(gradients)]
         lists += [[t[:silos] for t in tensors.values()] for tensors in self.moments.values()]
+        if self._compiled_adam is not None and self.moments:
+            for tensor in itertools.chain(*lists):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            steps = self._counts[0, :silos] if self._plan.keep else self._counts[0]
+            rate, betas = self._plan.learning_rate, self._plan.betas
+            with _many_programs():
+                self._compiled_adam(lists[0], lists[1], lists[2], lists[3], steps, rate, betas)
+            self._counts[1:] = self._counts[0]
+            return
         counts = list(self._counts[:, 0])
         if self._plan.keep or silos == 1:
             lists = [[row for tensor in tensors for row in tensor] for tensors in lists]
             counts = [count for row in self._counts for count in row[:silos]]
-        parameters, gradients = lists[:2]
+        parameters = lists[0]
         gradients = [
             g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for p, g in zip(parameters, gradients, strict=True)
+            for p, g in zip(parameters, lists[1], strict=True)
         ]
         if self._plan.name == "sgd":
             torch._foreach_add_(parameters, gradients, alpha=-self._plan.learning_rate)

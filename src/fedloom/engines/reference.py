@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -55,6 +56,10 @@ class ReferenceEngine:
     def describe(self) -> str:
         """Workers and threads."""
         return f"reference, {_plural(self.workers, 'worker')} x {_plural(self.threads, 'thread')}"
+
+    def choice(self) -> dict[str, Any]:
+        """The number of threads may change the last bit; the number of workers does not."""
+        return {"name": "reference", "device": "cpu", "threads": self.threads}
 
     def round(
         self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]

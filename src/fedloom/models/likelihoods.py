@@ -30,7 +30,8 @@ class Bernoulli:
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Binary cross-entropy, summed over the pixels."""
-        return functional.binary_cross_entropy_with_logits(output, x, reduction="none").flatten(1).sum(dim=1)
+        # log(1 + exp(o)) - x o: torch's own function of logits falls apart into a dozen passes when it is vmapped.
+        return (functional.softplus(output) - x * output).flatten(1).sum(dim=1)
 
     def mean(self, output: Tensor) -> Tensor:
         """The coin's probability."""

@@ -1,0 +1,128 @@
+"""Local training: microseconds per silo-step of the fused engine against a plain PyTorch loop and the memory floor.
+
+python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+from common import keep, prepared, seconds_of, show
+from fedloom.engines.base import site_of
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.training import Trainer
+from fedloom.federation.records import batch_of
+from fedloom.federation.rounds import RoundContext
+
+BATCH, RECORDS = 32, 32 * 94
+BYTES_PER_PARAMETER = 40  # weights read forwards and backwards, gradient written; Adam reads four numbers, writes three
+
+
+def plain_loop(trainer: Trainer, device: torch.device, steps: int) -> None:
+    """What everybody writes: one silo, default Adam, records already on the device."""
+    model = trainer.method.build(site_of(trainer.federation, 0)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    records = trainer.federation.silos[0].train.to(device)
+    objective = trainer.method.phases[0].objective
+    context = RoundContext(1, 1, (0,))
+    order = torch.randperm(len(records), device=device)
+    for step in range(steps):
+        first = step * BATCH % len(records)
+        batch = batch_of(records, order[first : first + BATCH])
+        noise = {n: torch.randn(len(batch.x), *s, device=device) for n, s in objective.noise.items()}
+        optimizer.zero_grad()
+        objective(model, batch, noise, {}, context).total.mean().backward()
+        optimizer.step()
+
+
+def loop_microseconds(trainer: Trainer, device: torch.device) -> float:
+    """Per step; the first steps warm up."""
+    steps = 200 if device.type == "cuda" else 20
+    plain_loop(trainer, device, steps // 4)
+    return min(seconds_of(lambda: plain_loop(trainer, device, steps)) for _ in range(3)) / steps * 1e6
+
+
+def floor_microseconds(model: nn.Module, device: torch.device) -> float:
+    """The least time that the bytes of one silo-step take at the bandwidth of a large copy."""
+    source = torch.empty(2**30 if device.type == "cuda" else 2**26, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    bandwidth = 2 * source.numel() / min(seconds_of(lambda: target.copy_(source)) for _ in range(5))
+    return sum(p.numel() for p in model.parameters()) * BYTES_PER_PARAMETER / bandwidth * 1e6
+
+
+def fused_microseconds(model: str, silos: int, options: FusedOptions, rounds: int) -> tuple[float, float]:
+    """Per silo-step of whole rounds (loading, training, merging), and the seconds until the first round was done."""
+    _, trainer, state = prepared(model, silos, RECORDS)
+    engine = FusedEngine(trainer, options)
+    context = RoundContext(1, 2, tuple(range(silos)))
+    steps = -(-RECORDS // BATCH)
+    limit = None if options.device.type == "cuda" else 4
+    first = seconds_of(lambda: list(engine.train(state, context, step_limit=limit)))
+    if limit is None:
+        best = min(seconds_of(lambda: engine.round(state, context, lambda _: None)) for _ in range(rounds))
+    else:
+        best = min(seconds_of(lambda: list(engine.train(state, context, step_limit=limit))) for _ in range(rounds))
+        steps = limit
+    engine.close()
+    return best / (steps * silos) * 1e6, first
+
+
+def variants(model: str, device: torch.device, compiled: bool) -> list[FusedOptions]:
+    """Precisions, both kinds of convolution, and compilation."""
+    precisions = ("float32", "tf32", "bf16") if device.type == "cuda" else ("float32",)
+    convolutions = (True, False) if model == "conv" else (True,)
+    choices = itertools.product(precisions, convolutions, (False, True) if compiled else (False,))
+    return [FusedOptions(device, p, matrix_convolutions=c, compiled=k) for p, c, k in choices]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--silos", type=int, nargs="+", default=[1, 10, 20, 25, 50, 100])
+    parser.add_argument("--models", nargs="+", default=["mlp", "conv"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile as well")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    rows: list[dict[str, Any]] = []
+    for model in arguments.models:
+        _, trainer, _ = prepared(model, 1, RECORDS)
+        loop = loop_microseconds(trainer, device)
+        floor = floor_microseconds(trainer.method.build(site_of(trainer.federation, 0)), device)
+        print(f"{model}: plain loop {loop:.0f} us, memory floor {floor:.1f} us", flush=True)
+        for options in variants(model, device, arguments.compiled):
+            for silos in arguments.silos:
+                row: dict[str, Any] = {
+                    "model": model,
+                    "precision": options.precision,
+                    "convolutions": ("matrix" if options.matrix_convolutions else "grouped")
+                    if model == "conv"
+                    else "-",
+                    "compiled": options.compiled,
+                    "silos": silos,
+                }
+                try:
+                    found, first = fused_microseconds(model, silos, options, arguments.rounds)
+                except Exception as error:  # a variant that fails must not end the others
+                    print(f"{row}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                    continue
+                row |= {
+                    "us": found,
+                    "loop_over_fused": loop / found,
+                    "over_floor": found / floor,
+                    "first_round_s": first,
+                }
+                rows.append(row)
+                print(row, flush=True)
+        show(f"{model}: us per silo-step", [row for row in rows if row["model"] == model])
+    keep(f"local_training-{device.type}", rows)
+
+
+if __name__ == "__main__":
+    main()

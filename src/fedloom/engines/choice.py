@@ -1,0 +1,145 @@
+"""Which engine, and how: as asked for, else measured at the start on the run's own work."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedloom.config import EngineConfig
+from fedloom.engines.base import Engine, FederationState
+from fedloom.engines.calibration import (
+    TRIAL_STEPS,
+    WORTH_CHANGING,
+    calibrated_engine,
+    seconds_per_step,
+    silos_per_round,
+    steps_left,
+)
+from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
+from fedloom.engines.fused_support import UnsupportedError
+from fedloom.engines.training import Trainer
+from fedloom.errors import ConfigError, FedloomError, FedloomWarning
+from fedloom.federation.rounds import RoundContext
+
+WORTH_TRYING_FUSED = 20.0  # seconds of work left on a CPU, below which measuring would cost more than it could save
+WORTH_COMPILING = 120.0  # seconds of work left on a GPU, below which compilation is not earned back
+CPU_CHUNKS = (1, 2, 5, 10)
+UNKNOWN: Mapping[str, Any] = {}
+
+
+def make_engine(trainer: Trainer, state: FederationState, earlier: Mapping[str, Any] = UNKNOWN) -> Engine:
+    """The engine that the configuration asks for.
+
+    ``earlier`` is the choice of the run that is resumed: what is still left open is taken from there, not measured
+    again, because another choice may change the last bit.
+    """
+    wanted = trainer.config.engine
+    device = device_of(wanted)
+    name = wanted.name
+    if name == "auto" and earlier.get("device") == device.type:
+        name = earlier["name"]
+    if name == "reference" and earlier.get("threads") and not wanted.threads:
+        config = replace(trainer.config, engine=replace(wanted, threads=earlier["threads"]))
+        trainer = replace(trainer, config=config)
+    if name == "fused" and earlier.get("name") == "fused" and earlier["device"] == device.type:
+        options = FusedOptions(
+            device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"]
+        )
+        return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, options))
+    return ENGINES[name](trainer, state, device)
+
+
+def device_of(wanted: EngineConfig) -> torch.device:
+    """The device, checked against what there is and what the engine can do."""
+    present = torch.cuda.is_available()
+    if wanted.device == "cuda" and not present:
+        raise FedloomError("engine.device = 'cuda', but no CUDA device can be used here; ask for 'cpu' or 'auto'")
+    device = torch.device("cuda" if present and wanted.device != "cpu" and wanted.name != "reference" else "cpu")
+    if wanted.name == "reference" and wanted.device == "cuda":
+        raise ConfigError("engine.device = 'cuda' needs engine.name = 'fused' or 'auto'; 'reference' runs on the cpu")
+    if wanted.precision != "float32" and wanted.name == "reference":
+        raise ConfigError(
+            f"engine.precision = '{wanted.precision}' needs engine.name = 'fused'; 'reference' is float32"
+        )
+    if wanted.precision != "float32" and device.type == "cpu":
+        raise ConfigError(f"engine.precision = '{wanted.precision}' needs a CUDA device; on the cpu it is 'float32'")
+    return device
+
+
+def _reference(trainer: Trainer, state: FederationState, _: torch.device) -> Engine:
+    return calibrated_engine(trainer, state)
+
+
+def _fused(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
+    return _fused_or_reference(trainer, state, lambda: fastest_fused(trainer, state, device)[0])
+
+
+def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
+    """On a GPU always fused; on a CPU whatever is faster, unless the person has set workers or threads."""
+    if device.type == "cuda":
+        return _fused(trainer, state, device)
+    reference = calibrated_engine(trainer, state)
+    wanted = trainer.config.engine
+    if wanted.workers or wanted.threads or reference.workers > 1:
+        return reference
+    seconds = seconds_per_step(reference, trainer, state, tasks=1)
+    if seconds * steps_left(trainer, state) < WORTH_TRYING_FUSED:
+        return reference
+    try:
+        fused, fused_seconds = fastest_fused(trainer, state, device)
+    except UnsupportedError:
+        return reference
+    return fused if fused_seconds * WORTH_CHANGING < seconds else reference
+
+
+ENGINES: dict[str, Callable[[Trainer, FederationState, torch.device], Engine]] = {
+    "auto": _auto,
+    "reference": _reference,
+    "fused": _fused,
+}
+
+
+def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable[[], Engine]) -> Engine:
+    try:
+        return make()
+    except UnsupportedError as error:
+        warnings.warn(f"{error}; the reference engine takes over", FedloomWarning, stacklevel=4)
+        return calibrated_engine(trainer, state)
+
+
+def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedEngine, float]:
+    """The fastest way to batch the silos, and its seconds per silo-step."""
+    precision, silos = trainer.config.engine.precision, silos_per_round(trainer)
+    if device.type == "cpu":
+        chunks = [chunk for chunk in CPU_CHUNKS if chunk <= silos]
+        candidates = [FusedOptions(device, precision, chunk) for chunk in chunks]
+    else:
+        candidates = [FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)]
+        if FusedEngine(trainer, candidates[0]).convolutions:
+            candidates.append(replace(candidates[0], matrix_convolutions=True))
+    if len(candidates) == 1 and device.type == "cpu":
+        return FusedEngine(trainer, candidates[0]), 0.0
+    seconds = {options: _fused_seconds(trainer, state, options) for options in candidates}
+    best = min(candidates, key=lambda options: seconds[options])
+    if device.type == "cuda" and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
+        # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
+        best = replace(best, matrix_convolutions=True, compiled=True)
+    return FusedEngine(trainer, best), seconds.get(best, 0.0)
+
+
+def _fused_seconds(trainer: Trainer, state: FederationState, options: FusedOptions) -> float:
+    """Wall time per silo-step of a few steps; the first go warms up and does not count."""
+    engine = FusedEngine(trainer, options)
+    silos = options.chunk if options.device.type == "cpu" else min(silos_per_round(trainer), CUDA_CHUNK)
+    context = RoundContext(1, 1, tuple(range(silos)))
+    list(engine.train(state, context, step_limit=TRIAL_STEPS))
+    start = time.perf_counter()
+    steps = sum(result.steps for result in engine.train(state, context, step_limit=TRIAL_STEPS))
+    seconds = time.perf_counter() - start
+    engine.close()
+    return seconds / steps

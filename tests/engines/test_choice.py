@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.one_answer import FISSION, UNEQUAL, assert_alike, config_of, trainer_of
+from engines.test_fused import Branching, with_layer
+from fedloom.engines import choice
+from fedloom.engines.choice import make_engine
+from fedloom.engines.fused import FusedEngine
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.errors import ConfigError, FedloomError, FedloomWarning
+from fedloom.experiment import resume, train
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.folder import RunFolder
+
+OPEN = ("engine.workers=0", "engine.threads=0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (("engine.device=cuda",), "engine.device = 'cuda', but no CUDA device can be used here"),
+        (("engine.precision=bf16",), "engine.precision = 'bf16' needs a CUDA device"),
+        (("engine.name=reference", "engine.precision=tf32"), "engine.precision = 'tf32' needs engine.name = 'fused'"),
+        (("engine.name=fast",), "unknown value 'fast'"),
+        (("engine.device=tpu",), "unknown value 'tpu'"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
+    overrides: tuple[str, ...], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(FedloomError, match=complaint):
+        train(config_of(*overrides), tmp_path / "run", UNEQUAL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_reference_engine_knows_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"engine\.device = 'cuda' needs engine\.name = 'fused'"):
+        make_engine(*trainer_of(config_of("engine.name=reference", "engine.device=cuda"), UNEQUAL))
+
+
+@pytest.mark.parametrize(
+    ("fused_seconds", "worth", "kind"),
+    [(1e-9, 0.0, FusedEngine), (1e9, 0.0, ReferenceEngine), (1e-9, 1e9, ReferenceEngine)],
+)
+def test_auto_takes_the_faster_one_where_measuring_pays(
+    fused_seconds: float, worth: float, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "WORTH_TRYING_FUSED", worth)
+    monkeypatch.setattr(choice, "_fused_seconds", lambda *_: fused_seconds)
+    assert isinstance(make_engine(*trainer_of(config_of(*OPEN), UNEQUAL)), kind)
+    # Who sets workers or threads has the reference engine in mind.
+    assert isinstance(make_engine(*trainer_of(config_of(), UNEQUAL)), ReferenceEngine)
+
+
+def test_the_fastest_chunk_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_fused_seconds", lambda _, __, options: {1: 3.0, 2: 1.0, 5: 2.0}[options.chunk])
+    engine = make_engine(*trainer_of(config_of("engine.name=fused"), UNEQUAL))
+    assert isinstance(engine, FusedEngine)
+    assert engine.describe() == "fused on cpu, float32, 1 stack of up to 2 silos"
+
+
+@pytest.mark.parametrize("name", ["fused", "auto"])
+def test_what_cannot_be_batched_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "WORTH_TRYING_FUSED", 0.0)
+    method, federation = with_layer(Branching())
+    trainer, state = trainer_of(config_of(*OPEN, f"engine.name={name}"), federation, method)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = make_engine(trainer, state)
+    assert isinstance(engine, ReferenceEngine)
+    said = [str(w.message) for w in caught if issubclass(w.category, FedloomWarning)]
+    # Asked for by name, the person is told; "auto" has promised nothing.
+    assert [text for text in said if "module 'body.1' (Branching)" in text] == (said if name == "fused" else [])
+    assert len(said) == (name == "fused")
+
+
+def test_a_fused_run_equals_a_reference_run_and_resumes_on_either(tmp_path: Path) -> None:
+    overrides = (FISSION, "rounds=3", "sharing.scopes.encoder=silo", "engine.keep_checkpoints=3")
+    reference = train(config_of(*overrides, "engine.name=reference"), tmp_path / "reference", UNEQUAL)
+    fused = train(config_of(*overrides, "engine.name=fused"), tmp_path / "fused", UNEQUAL)
+    assert reference.folder.environment["engine"] == "reference, 1 worker x 1 thread"
+    assert fused.folder.environment["engine"].startswith("fused on cpu, float32, 1 stack")
+    assert reference.folder.egress() == fused.folder.egress()
+    wanted = load_checkpoint(tmp_path / "reference")
+    found = load_checkpoint(tmp_path / "fused")
+    assert_alike(found.server, wanted.server, {})
+    assert_alike(found.silos["a0"], wanted.silos["a0"], {})
+
+    folder = RunFolder.open(tmp_path / "fused")
+    for number in (2, 3):
+        for path in (tmp_path / "fused" / "checkpoints" / f"round-{number:04d}").iterdir():
+            path.unlink()
+        (tmp_path / "fused" / "checkpoints" / f"round-{number:04d}").rmdir()
+    folder.rewind(1)
+    (tmp_path / "fused" / "status.json").unlink(missing_ok=True)
+    resumed = resume(tmp_path / "fused", UNEQUAL, engine={"name": "reference"})
+    assert resumed.folder.environment["engine_choice"]["name"] == "reference"
+    assert_alike(load_checkpoint(tmp_path / "fused").server, wanted.server, {})
+
+
+def test_a_resumed_run_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_fused_seconds", lambda *_: pytest.fail("measured again"))
+    earlier = {"name": "fused", "device": "cpu", "chunk": 2, "matrix_convolutions": False, "compiled": False}
+    engine = make_engine(*trainer_of(config_of(*OPEN), UNEQUAL), earlier)
+    assert engine.choice() == earlier
+    earlier = {"name": "reference", "device": "cpu", "threads": 1}
+    assert (
+        make_engine(*trainer_of(config_of("engine.workers=1", "engine.threads=0"), UNEQUAL), earlier).choice()
+        == earlier
+    )
