@@ -8,10 +8,10 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test test-system lint format clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,9 +25,15 @@ demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample
 	$(BIN)/fedloom run demo method.name=fedvae --out $(DEMO)/fedvae
 	$(BIN)/fedloom run demo --out $(DEMO)/fissionvae-d
 	$(BIN)/fedloom compare $(DEMO)/fedvae $(DEMO)/fissionvae-d
+	$(BIN)/fedloom report $(DEMO)/fedvae $(DEMO)/fissionvae-d --out $(DEMO)/report.html
 
 test: $(VENV)/.installed ## run the whole test suite
 	$(BIN)/pytest -n 2
+
+test-system: $(VENV)/.installed ## run the tests that need a browser (Debian's chromium is installed if it is missing)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver; }
+	$(BIN)/pytest -m system
 
 lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff check .

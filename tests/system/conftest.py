@@ -1,4 +1,4 @@
-"""Tests that need more than Python: run with ``pytest -m system tests/system``, left out of every other call.
+"""Tests that need more than Python: run by ``make test-system``, left out of every other call.
 
 Debian packages chromium and chromium-driver, and selenium from PyPI. Selenium is told where both programs are, so it
 downloads nothing.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-HERE = Path(__file__).parent
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",
@@ -26,17 +24,6 @@ ARGUMENTS = (
     "--disable-sync",
     "--window-size=1280,900",
 )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "system: needs programs beside Python, such as a browser")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.markexpr != "system":
-        ours = [item for item in items if HERE in item.path.parents]
-        config.hook.pytest_deselected(items=ours)
-        items[:] = [item for item in items if item not in ours]
 
 
 @pytest.fixture(scope="session")
