@@ -76,8 +76,8 @@ def test_nothing_to_draw_is_said(points: list[tuple[float, float | None]]) -> No
     assert "No finite value" in scatter("codes", [Series("", points)], "x", "y", {})
 
 
-def test_the_ninth_series_repeats_the_colour_with_dashes() -> None:
-    svg = line_chart("many", [Series(str(i), [(1, 0.0), (2, float(i))]) for i in range(9)], "y")
+def test_the_ninth_colour_is_the_first_with_dashes() -> None:
+    svg = line_chart("many", [Series("a", [(1, 0.0), (2, 1.0)]), Series("b", [(1, 1.0), (2, 0.0)], colour=8)], "y")
     assert svg.count('class="line c0 d0"') == svg.count('class="line c0 d1"') == 2  # the line and its legend
 
 

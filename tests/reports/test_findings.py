@@ -60,8 +60,13 @@ def test_a_healthy_run_has_no_warning() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind", "words"),
     [
-        ("blend/domain-cnn/n1000/group=mnist", 0.51, "blending", "51% look like a mixture of groups, and 95%"),
-        ("domain-hit/domain-cnn/n1000/group=mnist", 0.79, "blending", "79% look like mnist"),
+        (
+            "blend/domain-cnn/n1000/group=mnist",
+            0.51,
+            "blending",
+            "of 51% the classifier cannot tell the group, and for 95%",
+        ),
+        ("domain-hit/domain-cnn/n1000/group=mnist", 0.79, "blending", "for 79% its best guess is mnist"),
         ("train/kl", 0.49, "posterior-collapse", "kl = 0.49 nats"),
         ("train/vae/kl_top", 0.0, "posterior-collapse", "vae/kl_top = 0 nats"),
         (
@@ -94,13 +99,15 @@ def test_one_bad_number_gives_one_warning(key: str, value: float | None, kind: s
     ("key", "value"),
     [
         ("blend/domain-cnn/n1000/group=mnist", 0.5),
+        ("blend/domain-cnn/n999/group=mnist", 0.9),  # fewer samples than the value that counts
         ("blend/domain-cnn/n2000", 0.9),  # over all groups: the groups' own values tell
         ("domain-hit/domain-cnn/n1000/group=mnist", 0.8),
         ("domain-hit/domain-cnn-z1-prior-of-fashion/n1000/group=mnist", 0.0),  # a swapped prior should miss
         ("train/kl", 0.5),
         ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist", 15.0),
         ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=fashion", 1.0),  # no samples to compare with
-        ("frechet/efficientnet-lite0-224/n1280", 5.0),
+        ("frechet/efficientnet-lite2-224/n1280", 5.0),
+        ("frechet/efficientnet-lite0-224/n300/group=mnist", 31.0),  # measured again with enough
         ("recall/pixels-k5/n100/group=mnist", 0.5),
         ("spread/pixels/n1000/group=mnist", 0.05),
         ("seconds", None),

@@ -125,7 +125,7 @@ def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Re
     assert [details["id"] for details in found.all("details")] == ["run1", "run2"]
     assert len(found.all("input")) == 1
     assert len([image for image in found.all("img") if "data-round" in image]) == 8
-    assert "Samples of mnist blend groups: 75%" in found.text
+    assert "Samples of mnist look blended: of 75% the classifier cannot tell the group." in found.text
 
 
 def test_the_same_run_twice_has_two_names(trained: Path, reported: Reported) -> None:

@@ -23,10 +23,14 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Series:
-    """A named line or cloud; a point without a finite value is a gap."""
+    """A named line or cloud; a point without a finite value is a gap.
+
+    ``colour`` is its number among things that keep their colour from chart to chart, such as groups or runs.
+    """
 
     name: str
     points: Sequence[Point]
+    colour: int = 0
 
 
 def drawable(value: float | None) -> bool:
@@ -77,13 +81,13 @@ def colour_class(index: int) -> str:
     return f"c{index % COLOURS} d{index // COLOURS % STYLES}"
 
 
-def legend(names: Sequence[str], mark: str = "line") -> str:
+def legend(series: Sequence[Series], mark: str = "line") -> str:
     """Names with their colours and marks (``line`` or ``dots``); nothing where there is one series without a name."""
-    if not any(names):
+    if not any(one.name for one in series):
         return ""
     shape = {"line": "M1 5H21", "dots": "M11 5h.01"}[mark]
     swatch = '<svg viewBox="0 0 22 10" class="swatch" aria-hidden="true"><path class="{} {}" d="{}"/></svg>'
-    items = (f"<li>{swatch.format(mark, colour_class(i), shape)}{escape(name)}</li>" for i, name in enumerate(names))
+    items = (f"<li>{swatch.format(mark, colour_class(one.colour), shape)}{escape(one.name)}</li>" for one in series)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -97,7 +101,7 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
     across = Scale(xs[0], xs[-1], LEFT, WIDTH - RIGHT)
     up = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [_frame(across, up, whole_ticks(xs[0], xs[-1]), y_ticks, x_label, y_label, WIDTH, HEIGHT)]
-    parts += [_line(index, one, across, up) for index, one in enumerate(series)]
+    parts += [_line(one, across, up) for one in series]
     parts.append(f'<path class="rule" d="M0 {TOP}V{HEIGHT - BOTTOM}" visibility="hidden"/>')
     values = [(one.name or y_label, dict(one.points)) for one in series]
     texts = {
@@ -105,7 +109,7 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
         for x in xs
     }
     hover = [[across(x), None, text] for x, text in texts.items()]
-    return _svg(label, WIDTH, HEIGHT, parts, hover, "x") + legend([one.name for one in series])
+    return _svg(label, WIDTH, HEIGHT, parts, hover, "x") + legend(series)
 
 
 def scatter(
@@ -116,7 +120,7 @@ def scatter(
     crosses: Mapping[str, tuple[float, float]],
     background: Sequence[Point] = (),
 ) -> str:
-    """Points in the plane, a colour for each cloud, before a faint background; ``crosses`` are named places."""
+    """Points in the plane before a faint background; ``crosses`` are named places."""
 
     def places(points: Iterable[Point]) -> list[tuple[float, float]]:
         return [(x, y) for x, y in points if drawable(x) and y is not None and drawable(y)]
@@ -131,15 +135,15 @@ def scatter(
     behind = [(across(x), up(y)) for x, y in places(background)]
     parts.append(f'<path class="dots behind" d="{_dots(behind)}"/>')
     hover: list[list[object]] = []
-    for index, cloud in enumerate(clouds):
+    for cloud in clouds:
         dots = [(across(x), up(y)) for x, y in places(cloud.points)]
-        parts.append(f'<path class="dots {colour_class(index)}" d="{_dots(dots)}"/>')
+        parts.append(f'<path class="dots {colour_class(cloud.colour)}" d="{_dots(dots)}"/>')
         hover += [[x, y, cloud.name] for x, y in dots]
     for name, (x, y) in crosses.items():
         left, top = across(x), up(y)
         parts.append(f'<path class="cross" d="M{left - 6} {top}h12M{left} {top - 6}v12"/>')
         hover.append([left, top, name])
-    return _svg(label, SQUARE, SQUARE, parts, hover, "xy") + legend([cloud.name for cloud in clouds], "dots")
+    return _svg(label, SQUARE, SQUARE, parts, hover, "xy") + legend(clouds, "dots")
 
 
 def _dots(places: Iterable[tuple[float, float]]) -> str:
@@ -237,9 +241,9 @@ def _shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _line(index: int, one: Series, across: Scale, up: Scale) -> str:
+def _line(one: Series, across: Scale, up: Scale) -> str:
     """A path with gaps where a value is missing, and dots where points are few or alone."""
-    style, pieces = colour_class(index), []
+    style, pieces = colour_class(one.colour), []
     runs = itertools.groupby(one.points, key=lambda point: drawable(point[1]))
     whole = [[(across(x), up(y)) for x, y in points if y is not None] for good, points in runs if good]
     for piece in whole:

@@ -52,16 +52,23 @@ def _unfinished(facts: RunFacts) -> Iterator[str]:
         yield f"The run is not finished: {facts.rounds_done} of {facts.rounds_planned} rounds are done."
 
 
+def _current(facts: RunFacts) -> dict[str, str]:
+    """Each metric's key as it was measured last, and then with most samples, by the key without that number."""
+    order = sorted(filter(is_metric, facts.metrics), key=lambda key: (max(facts.metrics[key]), sample_count(key) or 0))
+    return {uncounted(key): key for key in order}
+
+
 def _blending(facts: RunFacts) -> Iterator[str]:
-    for key, history in facts.metrics.items():
-        if not key.startswith("blend/") or not (group := split_key(key)[1]):
+    current = _current(facts)
+    for plain, key in current.items():
+        if not plain.startswith("blend/") or not (group := split_key(plain)[1]):
             continue
-        blend = last(history)
-        hit = last(facts.metrics.get(key.replace("blend/", "domain-hit/", 1), {}))
+        hits = facts.metrics.get(current.get(plain.replace("blend/", "domain-hit/", 1), ""), {})
+        blend, hit = last(facts.metrics[key]), last(hits)
         if (blend is not None and blend > BLENDED) or (hit is not None and hit < OWN_GROUP):
-            parts = [f"{blend:.0%} look like a mixture of groups"] if blend is not None else []
-            parts += [f"{hit:.0%} look like {group}"] if hit is not None else []
-            yield f"Samples of {group} blend groups: {', and '.join(parts)}."
+            parts = [f"of {blend:.0%} the classifier cannot tell the group"] if blend is not None else []
+            parts += [f"for {hit:.0%} its best guess is {group}"] if hit is not None else []
+            yield f"Samples of {group} look blended: {', and '.join(parts)}."
 
 
 def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
@@ -74,11 +81,11 @@ def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
 
 
 def _samples_worse(facts: RunFacts) -> Iterator[str]:
-    of_samples = {uncounted(key): last(history) for key, history in facts.metrics.items()}
-    for key, history in facts.metrics.items():
-        metric, slash, rest = key.partition("/")
-        plain = uncounted(metric.removesuffix(RECONSTRUCTION) + slash + rest)
-        samples, reconstructions = of_samples.get(plain), last(history)
+    newest = {plain: last(facts.metrics[key]) for plain, key in _current(facts).items()}
+    for rebuilt, reconstructions in newest.items():
+        metric, slash, rest = rebuilt.partition("/")
+        plain = metric.removesuffix(RECONSTRUCTION) + slash + rest
+        samples = newest.get(plain)
         if not metric.endswith(RECONSTRUCTION) or samples is None or reconstructions is None:
             continue
         if samples > WORSE * reconstructions:
@@ -89,13 +96,12 @@ def _samples_worse(facts: RunFacts) -> Iterator[str]:
 
 
 def _few_samples(facts: RunFacts) -> Iterator[str]:
-    told = set()
-    for key in facts.metrics:
-        metric, _ = split_key(key)
-        count = sample_count(key)
-        if count is None or metric in told or metric.partition("/")[0] not in OF_SAMPLES:
-            continue
-        told.add(metric)
+    fewest: dict[str, int] = {}
+    for plain, key in _current(facts).items():
+        metric, count = split_key(plain)[0], sample_count(key)
+        if count is not None and metric.partition("/")[0] in OF_SAMPLES:
+            fewest[metric] = min(count, fewest.get(metric, count))
+    for metric, count in fewest.items():
         dimension = _dimension(metric, facts.shape) if metric.startswith("frechet/") else 0
         if count < dimension:
             yield f"{metric}: {count:,} samples are too few for {dimension:,} features; the distance is biased upwards."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tomli_w
 
-from fedloom.reports.charts import Copy, Link, Series, bars, line_chart, number, sharing_diagram
+from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.reports.panels import Panel
@@ -30,6 +30,8 @@ from fedloom.runs.metrics import is_metric, split_key
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_LINES = 24  # in one chart
 MOST_BOXES = 12  # on a side of the sharing diagram
+MOST_COLUMNS = 8  # groups beside each other in a table of metrics
+SILO = "/silo="
 BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours"}
 SMALL_PANELS = {"prior-swap", "pathways"}
 
@@ -160,31 +162,73 @@ def _copies(facts: RunFacts, parties: Sequence[tuple[str, ...]]) -> tuple[list[C
 
 
 def _metrics_table(facts: RunFacts) -> str:
+    """The newest values: a column for each group, and for silos a list of their own."""
+    of_silos = [key for key in facts.metrics if is_metric(key) and SILO in key]
+    of_groups = [key for key in facts.metrics if is_metric(key) and SILO not in key]
+    if not of_silos and not of_groups:
+        return "<p>No metric was computed in this run; its loss terms are under Training.</p>"
+    columns = sorted(dict.fromkeys(split_key(key)[1] for key in of_groups), key=bool)  # all before any group
+    if len(columns) > MOST_COLUMNS:
+        return _metrics_list(facts, of_groups + of_silos)
+    headers = ("metric", *(column or "all" for column in columns), "n", "in round")
+    rows = [row for metric, cells in sorted(_cells(facts, of_groups).items()) for row in _rows(metric, cells, columns)]
+    found = table(headers, rows, right=tuple(range(1, len(headers))), key=0)
+    if of_silos:
+        found += f"<details><summary>Metrics of each silo</summary>{_metrics_list(facts, of_silos)}</details>"
+    return found
+
+
+Cell = tuple[int, str, int]  # number of samples, value, round
+
+
+def _cells(facts: RunFacts, keys: Sequence[str]) -> dict[str, dict[str, list[Cell]]]:
+    """By metric and by group: a value for each number of samples that it was computed from, the smallest first."""
+    found: dict[str, dict[str, list[Cell]]] = {}
+    for key in keys:
+        metric, whose = split_key(uncounted(key))
+        cell = (sample_count(key) or 0, number(last(facts.metrics[key])), max(facts.metrics[key]))
+        found.setdefault(metric, {}).setdefault(whose, []).append(cell)
+    return {metric: {whose: sorted(cells) for whose, cells in by.items()} for metric, by in found.items()}
+
+
+def _rows(metric: str, cells: Mapping[str, Sequence[Cell]], columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """One row for a metric; more where it was computed from several numbers of samples."""
+    for place in itertools.zip_longest(*(cells.get(column, []) for column in columns)):
+        known = [cell for cell in place if cell]
+        counts = f"{min(cell[0] for cell in known):,}"
+        values = (cell[1] if cell else "" for cell in place)
+        yield (text(metric), *values, counts, str(max(cell[2] for cell in known)))
+
+
+def _metrics_list(facts: RunFacts, keys: Sequence[str]) -> str:
+    """A row for each key."""
     rows = []
-    for key in sorted(filter(is_metric, facts.metrics), key=lambda key: split_key(key)[0]):
+    for key in sorted(keys, key=lambda key: split_key(key)[0]):
         metric, whose = split_key(key)
         history = facts.metrics[key]
         rows.append((text(metric), text(whose or "all"), number(last(history)), str(max(history))))
-    if not rows:
-        return "<p>No metric was computed in this run; its loss terms are under Training.</p>"
     return table(("metric", "of", "newest value", "in round"), rows, right=(2, 3), key=0)
 
 
 def _curves(facts: RunFacts, *, training: bool) -> str:
     """A chart for each metric, or each loss term and cost, that has more than one value."""
-    families: dict[str, list[Series]] = {}
+    colours = {name: place for place, name in enumerate(("", *facts.groups, *(silo.name for silo in facts.silos)))}
+    families: dict[str, dict[str, list[Series]]] = {}
     for key, history in losses_first(facts.metrics):
         if is_metric(key) == training or len(history) < 2:
             continue
         metric, whose = split_key(uncounted(key))
         count = sample_count(key)
         name = f"{whose or 'all'} (n={count:,})" if count is not None else whose
-        families.setdefault(metric, []).append(Series(name, points_of(key, history)))
-    charts = [
-        (text(curve_name(family)), line_chart(f"{family} over rounds", series[:MOST_LINES], curve_name(family)))
-        for family, series in families.items()
-    ]
-    return figure_grid([f"<figcaption><b>{caption}</b></figcaption>{chart}" for caption, chart in charts])
+        beside = families.setdefault(metric, {}).setdefault(whose, [])
+        colour = colours.get(whose, 0) + COLOURS * len(beside)  # another number of samples: the colour, dashed
+        beside.append(Series(name, points_of(key, history), colour))
+    charts = []
+    for family, by in families.items():
+        lines = list(itertools.chain.from_iterable(by.values()))
+        chart = line_chart(f"{family} over rounds", lines[:MOST_LINES], curve_name(family))
+        charts.append(f"<figcaption><b>{text(curve_name(family))}</b></figcaption>{chart}")
+    return figure_grid(charts)
 
 
 def _panel(name: str, panel: Panel) -> str:

@@ -200,12 +200,14 @@ def latent_space(subject: Subject) -> Drawn:
     means = plane.place(priors)
     differ = bool((priors != priors[0]).any())
     crosses = {f"prior mean of {group}": means[index] for index, group in enumerate(generator.groups) if differ}
-    clouds = [Series(group, points) for group, points in places.items()]
+    clouds = [Series(group, points, colour) for colour, (group, points) in enumerate(places.items(), start=1)]
     figures = [Figure("coloured by group", chart=scatter("Latent space by group", clouds, *plane.names, crosses))]
     for group in generator.groups[:MOST_GROUPS] if federation.classes else ():
+        labelled = list(zip(places[group], labels[group], strict=True))
+        names = sorted(set(labels[group]), key=[*federation.classes, "unlabelled"].index)
         by_class = [
-            Series(name, [point for point, label in zip(places[group], labels[group], strict=True) if label == name])
-            for name in sorted(set(labels[group]), key=[*federation.classes, "unlabelled"].index)
+            Series(name, [point for point, label in labelled if label == name], colour)
+            for colour, name in enumerate(names)
         ]
         title = f"{group}, coloured by class"
         others = [point for other in generator.groups if other != group for point in places[other]]

@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import fedloom
 from fedloom.config import DataConfig
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.building import build_federation
@@ -33,7 +33,7 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
     """Write the page about one run, or several compared, to ``out``, and its numbers to the JSON file beside it."""
     if out.suffix.lower() != ".html":
         raise ConfigError(f"--out = '{out}' must end in .html")
-    stories, version, numbers = stories_of(runs), metadata.version("fedloom"), out.with_suffix(".json")
+    stories, version, numbers = stories_of(runs), fedloom.__version__, out.with_suffix(".json")
     html = page(stories, version, numbers.name)
     found = {
         "schema": SCHEMA,

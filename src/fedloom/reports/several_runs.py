@@ -69,10 +69,10 @@ def _comparison_table(stories: Sequence[Story]) -> str:
 def _overlaid(stories: Sequence[Story]) -> str:
     """A chart for each metric and group with a line for each run."""
     charts: dict[str, list[Series]] = {}
-    for story in stories:
+    for colour, story in enumerate(stories):
         for key, history in losses_first(story.facts.metrics):
             if len(history) > 1:
-                charts.setdefault(key, []).append(Series(story.facts.label, points_of(key, history)))
+                charts.setdefault(key, []).append(Series(story.facts.label, points_of(key, history), colour))
     return figure_grid(
         [
             f"<figcaption><b>{text(curve_name(key))}</b></figcaption>"
