@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import fedloom
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.runs.checkpoint import checkpoint_rounds
@@ -142,7 +143,7 @@ def environment() -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "fedloom": metadata.version("fedloom"),
+        "fedloom": fedloom.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
