@@ -16,6 +16,7 @@ from torch.func import jacfwd, vmap
 from torch.nn.utils import parametrize
 
 from fedloom.errors import ConfigError
+from fedloom.privacy.statistics import distributions
 
 UPWARDS = 1 + 1e-9  # for the rounding of a singular value in float64
 
@@ -159,9 +160,7 @@ def bound_spectrally(network: nn.Module, limit: float = 1.0) -> nn.Module:
 
 def latent_radius(latent: int, delta: float) -> float:
     """The radius that a standard normal vector exceeds with probability ``delta``."""
-    from scipy.stats import chi
-
-    return float(chi.isf(delta, latent))
+    return float(distributions().chi.isf(delta, latent))
 
 
 @dataclass(frozen=True)
