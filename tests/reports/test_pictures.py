@@ -54,6 +54,11 @@ def test_films_have_a_frame_for_each_round_in_the_order_of_groups(tmp_path: Path
     assert found.broken == ()
 
 
+def test_a_film_bears_the_name_of_its_group(tmp_path: Path) -> None:
+    write_grids(tmp_path, range(1, 2), ("north_sea__1", "south"))
+    assert list(samples_of(tmp_path, ("north sea (1", "west"), budget=10**6).films) == ["north sea (1", "south"]
+
+
 def test_a_small_budget_leaves_fewer_rounds_and_always_the_last(tmp_path: Path) -> None:
     write_grids(tmp_path, range(1, 9))
     whole = samples_of(tmp_path, (), budget=10**9).films["mnist"]

@@ -114,6 +114,30 @@ def test_later_evaluations_belong_to_the_history(run_folder: Path, reported: Rep
     assert "0.75" in found.text
 
 
+def test_metrics_stand_group_beside_group(run_folder: Path, reported: Reported) -> None:
+    values = {
+        "recall/pixels/n20": 0.5,
+        "recall/pixels/n10/group=mnist": 0.25,
+        "recall/pixels/n10/group=fashion-mnist": 1,
+    }
+    more = {"recall/pixels/n400": 0.75, "cost/bytes/n2/silo=mnist-0": 12.0}
+    load(run_folder).folder.record_evaluation(2, values | more, seconds=1.0)
+    found = reported(run_folder).html
+    cells = '<td class="n">{}</td>'.format
+    assert f"recall/pixels</td>{''.join(map(cells, (0.5, 0.25, 1, 10, 2)))}</tr>" in found
+    assert f"recall/pixels</td>{''.join(map(cells, (0.75, '', '', 400, 2)))}</tr>" in found
+    assert f"cost/bytes/n2</td><td>mnist-0</td>{''.join(map(cells, (12, 2)))}</tr>" in found
+
+
+def test_a_group_keeps_its_colour_in_every_chart(run_folder: Path, reported: Reported) -> None:
+    for number in (1, 2):
+        values = {"recall/pixels/n20": 0.5, "recall/pixels/n10/group=mnist": 0.5, "spread/pixels/n200/group=mnist": 0.5}
+        load(run_folder).folder.record_evaluation(number, values, seconds=1.0)
+    legends = re.findall(r'<path class="line (c\d d\d)" d="M1 5H21"/></svg>(mnist|all) ', reported(run_folder).html)
+    assert sorted(set(legends)) == [("c0 d0", "all"), ("c1 d0", "mnist")]
+    assert len(legends) == 4  # blend, recall twice, spread
+
+
 def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Reported) -> None:
     log = run_folder / "metrics.jsonl"
     log.write_text(log.read_text().replace("0.125}", "0.75}"))
@@ -122,6 +146,7 @@ def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Re
     one, other = found.numbers["comparison"]["blend/domain-cnn/n1000/group=mnist"].items()
     assert (one, other) == ((str(trained), 0.125), (str(run_folder), 0.75))
     assert re.findall(r'<td class="n best">([^<]*)</td>', found.html) == ["0.125"]
+    assert "Metrics of single runs" not in found.text
     assert [details["id"] for details in found.all("details")] == ["run1", "run2"]
     assert len(found.all("input")) == 1
     assert len([image for image in found.all("img") if "data-round" in image]) == 8

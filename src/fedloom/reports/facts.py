@@ -100,6 +100,7 @@ class RunFacts:
     environment: Mapping[str, Any]
     config: Mapping[str, Any]
     reproduce: str
+    no_records: str  # why its records are out of reach; empty where they are not
     problems: tuple[str, ...]  # what of the folder could not be read
 
 
@@ -152,6 +153,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         environment=mapping("environment.json"),
         config=config.to_mapping(),
         reproduce=shlex.join(["fedloom", "run", str(folder.path / "run.toml"), "--out", f"{folder.path}-again"]),
+        no_records=subject.no_records,
         problems=tuple(problems),
     )
 

@@ -77,7 +77,7 @@ def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
         is_divergence = key.startswith(TRAINING) and key.rpartition("/")[2].startswith("kl")
         if is_divergence and value is not None and value < SILENT_CODE:
             term = f"{key.removeprefix(TRAINING)} = {number(value)} nats"
-            yield f"Posterior collapse: the latent code says almost nothing about an image ({term})."
+            yield f"Posterior collapse: the latent code says almost nothing about a record ({term})."
 
 
 def _samples_worse(facts: RunFacts) -> Iterator[str]:

@@ -64,11 +64,12 @@ def run_heading(story: Story) -> str:
     """The run at a glance, and its warnings."""
     facts = story.facts
     records = [silo.records for silo in facts.silos if silo.records is not None]
+    names = ", ".join(facts.groups)
     cards = {
         "rounds": f"{facts.rounds_done} of {facts.rounds_planned}",
         "state": facts.status["state"],
         "silos": f"{len(facts.silos):,}" if facts.silos else "unknown",
-        "groups": ", ".join(facts.groups[:4]) + (" …" if len(facts.groups) > 4 else "") or "unknown",
+        "groups": (names if len(names) <= 40 else f"{len(facts.groups):,}") or "unknown",
         "training records": f"{sum(records):,}" if records else "unknown",
         "left the silos": size(sum(silo.bytes for silo in facts.silos)),
         "privacy": facts.guarantee or "unknown",
@@ -82,7 +83,10 @@ def _silos(facts: RunFacts) -> str:
     share = f"In a round, {participation['rate']:.0%} of the silos take part ({participation['mode']})."
     if data["layout"] == "centralised":
         share = "All records lie in one silo, which takes part in every round."
-    intro = f"Method {method_of(facts)} on {data['source']}, partition {data['partition']}. {share}"
+    described = f"{data['source']}, partition {data['partition']}"
+    intro = f"Method {method_of(facts)} on {described}. {share}"
+    if facts.no_records:
+        intro = f"Method {method_of(facts)}. {share} Sizes and labels are missing: {facts.no_records}."
     rows = []
     for silo in facts.silos[:MOST_SILOS]:
         known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
@@ -96,9 +100,7 @@ def _silos(facts: RunFacts) -> str:
             )
         )
     headers = ("silo", "groups", "records", "records of each class", "rounds taken part")
-    unknown = any(silo.records is None for silo in facts.silos)
-    why = "<p>Sizes and labels are missing because the records cannot be loaded again.</p>" if unknown else ""
-    return f"<p>{text(intro)}</p>{why}{table(headers, rows, right=(2, 4))}{_more(facts.silos)}"
+    return f"<p>{text(intro)}</p>{table(headers, rows, right=(2, 4))}{_more(facts.silos)}"
 
 
 def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:
@@ -118,7 +120,9 @@ def _sharing(facts: RunFacts) -> str:
     parties: dict[tuple[str, ...], int] = {}
     for silo in facts.silos:
         parties[silo.groups or facts.groups] = parties.get(silo.groups or facts.groups, 0) + 1
-    shown = dict(list(parties.items())[:MOST_BOXES]) or {(group,): 0 for group in facts.groups[:MOST_BOXES]}
+    places = {group: place for place, group in enumerate(facts.groups)}
+    kinds = sorted(parties.items(), key=lambda kind: [places.get(group, len(places)) for group in kind[0]])
+    shown = dict(kinds[:MOST_BOXES]) or {(group,): 0 for group in facts.groups[:MOST_BOXES]}
     copies, links = _copies(facts, list(shown))
     stays = ", ".join(block for block, rule in facts.plan.items() if rule["scope"] == "silo" and not rule["up"])
     boxes = [

@@ -58,10 +58,11 @@ def samples_of(run: Path, groups: tuple[str, ...], budget: int) -> Samples:
     }
     rounds, broken = thinned(sorted(folders), MOST_ROUNDS), []
     films: Films = {}
+    names = {_letters(group): group for group in groups}
     for number in rounds:
         for file in sorted(folders[number].glob("*.png")):
             try:
-                films.setdefault(file.stem, {})[number] = _picture(file)
+                films.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = _picture(file)
             except BROKEN_IMAGE:
                 broken.append(f"samples/{folders[number].name}/{file.name}")
     while len(rounds) > 1 and _size(films) > budget:
@@ -78,6 +79,11 @@ def thinned(rounds: list[int], most: int) -> list[int]:
     if most <= 1:
         return rounds[-1:]
     return [rounds[round(index * (len(rounds) - 1) / (most - 1))] for index in range(most)]
+
+
+def _letters(name: str) -> str:
+    """What a group's name and the file name made of it have in common."""
+    return re.sub(r"[\W_]", "_", name)
 
 
 def _picture(file: Path) -> str:
