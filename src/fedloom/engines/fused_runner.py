@@ -94,6 +94,7 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         self._mask.fill_(1.0)  # no division by zero rows
+        self._counter.zero_()  # playing back has left it at the end of the buffers
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), matrix_precision(self._precision):
             for _ in range(WARM_UP):
