@@ -50,6 +50,7 @@ def close(one: float, other: float) -> bool:
     return abs(one - other) <= max(0.01 * other, 0.02)
 
 
+@pytest.mark.filterwarnings("ignore:Optimal order")
 def test_pld_agrees_with_a_library_that_is_not_called_here() -> None:
     for rate, noise, steps, delta in random_cases(200):
         theirs = PRVAccountant()
@@ -58,6 +59,7 @@ def test_pld_agrees_with_a_library_that_is_not_called_here() -> None:
         assert close(found, theirs.get_epsilon(delta)), (rate, noise, steps, delta)
 
 
+@pytest.mark.filterwarnings("ignore:Optimal order")
 def test_rdp_agrees_with_a_library_that_is_not_called_here() -> None:
     for rate, noise, steps, delta in random_cases(200):
         theirs = RDPAccountant()

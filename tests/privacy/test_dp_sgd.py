@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import vmap
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
@@ -61,7 +62,7 @@ def mechanism(bound: float = 1.0, **changes) -> DPSGD:
     return replace(DPSGD(noise_multiplier=1.0, rate=0.1, expected=4.0, clipping=Fixed(bound)), **changes)
 
 
-@settings(max_examples=400)
+@settings(max_examples=1000)
 @given(
     seed=st.integers(0, 2**31),
     kind=st.sampled_from(["mlp", "conv", "up"]),
@@ -161,6 +162,26 @@ def test_the_sum_is_divided_by_the_public_expected_size_whatever_was_drawn() -> 
         gradients, _ = silent.release(total, silent.draw(dict(model.named_parameters()), StreamNoise(Streams(0)), NOW))
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, total.gradients[name] / 4.0)
+
+
+def test_all_silos_of_one_batched_program_are_released_as_each_would_be_alone() -> None:
+    dp, model = mechanism(clipping=Quantile(initial=2.0)), network(0, "mlp")
+    parameters = dict(model.named_parameters())
+    sums = [sum_of(dp, model, torch.randn(5, 8), bound=bound) for bound in (0.5, 2.0, 3.0)]
+    noises = [dp.draw(parameters, StreamNoise(Streams(0)), Moment(silo, 1, 0)) for silo in range(3)]
+
+    def together(gradients: dict[str, Tensor], below: Tensor, bound: Tensor, noise: dict[str, Tensor]):
+        return dp.release(ClippedSum(gradients, below, bound), noise)
+
+    stacked = {name: torch.stack([total.gradients[name] for total in sums]) for name in parameters}
+    noise = {name: torch.stack([each[name] for each in noises]) for name in noises[0]}
+    below, bound = torch.stack([t.below for t in sums]), torch.stack([t.bound for t in sums])
+    gradients, bounds = vmap(together)(stacked, below, bound, noise)
+    for silo, (total, own) in enumerate(zip(sums, noises, strict=True)):
+        alone, following = dp.release(total, own)
+        torch.testing.assert_close(bounds[silo], following)
+        for name, gradient in alone.items():
+            torch.testing.assert_close(gradients[name][silo], gradient)
 
 
 def test_secure_noise_is_added_in_float64_and_gradients_keep_their_type() -> None:
@@ -287,6 +308,12 @@ def test_open_blocks_get_their_plain_gradient() -> None:
         values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0)
     )
     torch.testing.assert_close(total.gradients["encoder.weight"], plain)
+    with Watch(model, list(parameters)) as watch:
+        values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
+    fast = mechanism(blocks=("decoder",)).clipped_sum(
+        values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0), watch=watch
+    )
+    assert distance(fast, total) < 1e-5
     noise = mechanism(blocks=("decoder",)).draw(parameters, StreamNoise(Streams(0)), NOW)
     assert set(noise) == {"", "decoder.weight", "decoder.bias"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -151,6 +150,3 @@ class Median:
     def following(self, current: Tensor, below: Tensor) -> Tensor:  # noqa: ARG002
         """Not used."""
         return current
-
-
-CLIPPINGS: dict[str, Callable[[], Clipping]] = {"fixed": Fixed, "quantile": Quantile, "median": Median}

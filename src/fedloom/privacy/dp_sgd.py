@@ -103,7 +103,7 @@ class DPSGD:
     ) -> ClippedSum:
         """One pass: per-example losses to the sum of clipped gradients.
 
-        With a ``watch`` over the private parameters the factored gradients are used wherever every layer allows it.
+        With a ``watch`` over the parameters the factored gradients are used wherever every layer allows it.
         ``subject`` numbers the subjects within the pass, for the unit ``subject``.
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
@@ -115,7 +115,7 @@ class DPSGD:
             forms = by_subject(whole_gradients(values, private), subject, mask)
             mask = torch.zeros_like(mask).index_add(0, subject, mask).clamp_max(1.0)
         elif watch is not None and watch.complete:
-            forms = watched_gradients(values, watch)
+            forms = {name: form for name, form in watched_gradients(values, watch).items() if name in private}
         else:
             forms = whole_gradients(values, private)
         total = self.clip(forms, mask, bound)
@@ -144,11 +144,15 @@ class DPSGD:
 
     def release(self, total: ClippedSum, noise: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """The gradients that the optimiser may see, and the bound for the next step; a pure function of tensors."""
-        scale = self.gradient_noise * total.bound
         gradients = {}
         for name, gradient in total.gradients.items():
-            noisy = gradient + scale * noise[name] if name in noise else gradient
-            gradients[name] = (noisy / self.expected).to(gradient.dtype)
+            if name in noise:  # in the noise's own precision
+                dtype = noise[name].dtype
+                scale = (self.gradient_noise * total.bound).to(dtype)
+                noisy = torch.addcmul(gradient.to(dtype), noise[name], scale).div_(self.expected)
+                gradients[name] = noisy.to(gradient.dtype)
+            else:
+                gradients[name] = gradient / self.expected
         below = (total.below + self.count_noise * noise[""]) / self.expected + 0.5
         return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
 
