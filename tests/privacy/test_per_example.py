@@ -187,6 +187,18 @@ def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str)
             torch.testing.assert_close(sums[parameter][silo], form.weighted_sum(factors[silo]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "used twice"])
+def test_every_rule_can_be_batched_over_silos(name: str) -> None:
+    layer, names, losses, x = case(name)
+    with Watch(layer, names) as watch:
+        values = losses(layer, x)
+    (gradient,) = torch.autograd.grad(values.sum(), watch.calls[0].output)
+    inputs, gradients = torch.stack((x, 2 * x)), torch.stack((gradient, -gradient))
+    norms = vmap(lambda x, gradient: squared_norms(watch.forms([x], [gradient])))(inputs, gradients)
+    alone = [squared_norms(watch.forms([i], [g])) for i, g in zip(inputs, gradients, strict=True)]
+    torch.testing.assert_close(norms, torch.stack(alone))
+
+
 def test_cancelling_uses_of_a_layer_never_make_a_norm_too_small() -> None:
     """Two uses whose gradients cancel to a millionth: in float32 the difference of their squares is mere rounding."""
     layer, x = nn.Linear(50, 50, bias=False), torch.randn(40, 50)

@@ -105,7 +105,8 @@ def _transposed_conv(layer: nn.ConvTranspose2d, x: Tensor, gradient: Tensor) -> 
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, gradient: Tensor) -> dict[str, Form]:
-    normal = functional.group_norm(x, layer.num_groups, eps=layer.eps)
+    grouped = x.reshape(len(x), layer.num_groups, -1)  # by a layer norm, because a group norm cannot be vmapped
+    normal = functional.layer_norm(grouped, grouped.shape[2:], eps=layer.eps).reshape(x.shape)
     return {
         "weight": Whole((gradient * normal).flatten(2).sum(dim=2)),
         "bias": Whole(gradient.flatten(2).sum(dim=2)),
