@@ -121,7 +121,7 @@ def test_metrics_stand_group_beside_group(run_folder: Path, reported: Reported) 
         "recall/pixels/n10/group=fashion-mnist": 1,
     }
     more = {"recall/pixels/n400": 0.75, "cost/bytes/n2/silo=mnist-0": 12.0}
-    load(run_folder).folder.record_evaluation(2, values | more, seconds=1.0)
+    load(run_folder).folder.record_evaluation(2, more | values, seconds=1.0)
     found = reported(run_folder).html
     cells = '<td class="n">{}</td>'.format
     assert f"recall/pixels</td>{''.join(map(cells, (0.5, 0.25, 1, 10, 2)))}</tr>" in found
@@ -150,7 +150,7 @@ def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Re
     assert [details["id"] for details in found.all("details")] == ["run1", "run2"]
     assert len(found.all("input")) == 1
     assert len([image for image in found.all("img") if "data-round" in image]) == 8
-    assert "Samples of mnist look blended: of 75% the classifier cannot tell the group." in found.text
+    assert "Samples of mnist look blended: the classifier cannot tell the group of 75%." in found.text
 
 
 def test_the_same_run_twice_has_two_names(trained: Path, reported: Reported) -> None:

@@ -280,7 +280,7 @@ def _frame(
 
 
 def _tick(value: float) -> str:
-    return f"{value + 0.0:.4g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
+    return f"{value + 0.0:.6g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
 
 
 def _svg(

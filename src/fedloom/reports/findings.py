@@ -66,7 +66,7 @@ def _blending(facts: RunFacts) -> Iterator[str]:
         hits = facts.metrics.get(current.get(plain.replace("blend/", "domain-hit/", 1), ""), {})
         blend, hit = last(facts.metrics[key]), last(hits)
         if (blend is not None and blend > BLENDED) or (hit is not None and hit < OWN_GROUP):
-            parts = [f"of {blend:.0%} the classifier cannot tell the group"] if blend is not None else []
+            parts = [f"the classifier cannot tell the group of {blend:.0%}"] if blend is not None else []
             parts += [f"for {hit:.0%} its best guess is {group}"] if hit is not None else []
             yield f"Samples of {group} look blended: {', and '.join(parts)}."
 
