@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear without bias": (lambda: nn.Linear(5, 3, bias=False), (5,)),
     "linear on sequences": (lambda: nn.Linear(5, 3), (4, 5)),
     "used twice": (Twice, (5,)),
-    "conv": (lambda: nn.Conv2d(2, 3, 4, 2, 1), (2, 6, 8)),
+    "halving conv": (lambda: nn.Conv2d(2, 3, 4, 2, 1), (2, 6, 8)),
     "conv with a remainder": (lambda: nn.Conv2d(2, 3, 4, 2, (2, 1)), (2, 7, 5)),
     "dilated conv": (lambda: nn.Conv2d(2, 3, (3, 2), dilation=2), (2, 7, 6)),
     "large conv on a small image": (lambda: nn.Conv2d(8, 8, 4, 2, 1), (8, 4, 4)),
