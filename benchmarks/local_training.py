@@ -1,6 +1,7 @@
 """Local training: microseconds per silo-step of the fused engine against a plain PyTorch loop and the memory floor.
 
 python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv]
+        [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes]
 """
 
 from __future__ import annotations
@@ -73,12 +74,11 @@ def fused_microseconds(model: str, silos: int, options: FusedOptions, rounds: in
     return best / (steps * silos) * 1e6, first
 
 
-def variants(model: str, device: torch.device, compiled: bool) -> list[FusedOptions]:
-    """Precisions, both kinds of convolution, and compilation."""
-    precisions = ("float32", "tf32", "bf16") if device.type == "cuda" else ("float32",)
-    convolutions = (True, False) if model == "conv" else (True,)
-    choices = itertools.product(precisions, convolutions, (False, True) if compiled else (False,))
-    return [FusedOptions(device, p, matrix_convolutions=c, compiled=k) for p, c, k in choices]
+def variants(model: str, device: torch.device, arguments: argparse.Namespace) -> list[FusedOptions]:
+    """Precisions, both kinds of convolution, and compilation, as asked for."""
+    convolutions = arguments.convolutions if model == "conv" else ["matrix"]
+    choices = itertools.product(arguments.precisions, convolutions, arguments.compiled)
+    return [FusedOptions(device, p, matrix_convolutions=c == "matrix", compiled=k == "yes") for p, c, k in choices]
 
 
 def main() -> None:
@@ -87,7 +87,10 @@ def main() -> None:
     parser.add_argument("--silos", type=int, nargs="+", default=[1, 10, 20, 25, 50, 100])
     parser.add_argument("--models", nargs="+", default=["mlp", "conv"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--compiled", action="store_true", help="measure torch.compile as well")
+    parser.add_argument("--precisions", nargs="+", default=["float32"])
+    parser.add_argument("--convolutions", nargs="+", default=["matrix", "grouped"])
+    parser.add_argument("--compiled", nargs="+", default=["no"], help="no, yes")
+    parser.add_argument("--name", default="local_training", help="of the file with the results")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     rows: list[dict[str, Any]] = []
@@ -96,7 +99,7 @@ def main() -> None:
         loop = loop_microseconds(trainer, device)
         floor = floor_microseconds(trainer.method.build(site_of(trainer.federation, 0)), device)
         print(f"{model}: plain loop {loop:.0f} us, memory floor {floor:.1f} us", flush=True)
-        for options in variants(model, device, arguments.compiled):
+        for options in variants(model, device, arguments):
             for silos in arguments.silos:
                 row: dict[str, Any] = {
                     "model": model,
@@ -119,9 +122,8 @@ def main() -> None:
                     "first_round_s": first,
                 }
                 rows.append(row)
-                print(row, flush=True)
+                keep(f"{arguments.name}-{device.type}", rows)
         show(f"{model}: us per silo-step", [row for row in rows if row["model"] == model])
-    keep(f"local_training-{device.type}", rows)
 
 
 if __name__ == "__main__":

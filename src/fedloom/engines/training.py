@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import time
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, site_of
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
-from fedloom.federation.rounds import RoundContext
+from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import Down, Tensors
@@ -53,12 +54,16 @@ class Trainer:
         """The experiment's random streams."""
         return Streams(self.config.seed)
 
+    @cached_property
+    def _templates(self) -> dict[tuple[int, ...], nn.Module]:
+        return {}
+
     def train(self, task: Task) -> Result:
         """One silo's round: load what came down, train, keep what stays, send what is declared."""
         start = time.perf_counter()
         silo, site = self.federation.silos[task.silo], site_of(self.federation, task.silo)
         plan = self.method.plan
-        model = self.method.build(site)
+        model = self._model(site)
         model.load_state_dict(self._starting_weights(task, model))
         received = {name: tensor.clone() for name, tensor in task.received.items()}
         optimizers = [self._optimizer(phase, model, task.state) for phase in self.method.phases]
@@ -92,6 +97,12 @@ class Trainer:
             seconds=time.perf_counter() - start,
         )
 
+    def _model(self, site: Site) -> nn.Module:
+        """A model for a site; copied from one for the same groups, because drawing weights takes as long as a step."""
+        if site.groups not in self._templates:
+            self._templates[site.groups] = self.method.build(site)
+        return copy.deepcopy(self._templates[site.groups])
+
     def _step(
         self,
         phase: Phase,
@@ -106,10 +117,12 @@ class Trainer:
         losses = phase.objective(model, batch, noise, received, context)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
         parameters = optimizer.param_groups[0]["params"]
-        gradients = mechanism.gradients(losses.total, batch.mask, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(
+            parameters, mechanism.gradients(losses.total, batch.mask, parameters), strict=True
+        ):
             parameter.grad = gradient
         optimizer.step()
+        optimizer.zero_grad()  # gives the memory back, so that the next gradients find it in the cache
         rows = batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}

@@ -1,0 +1,63 @@
+"""Many silos: time per silo-step and peak memory of one round of 10 to 10,000 silos.
+
+python benchmarks/scaling.py [--silos 10 100 1000 10000] [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+
+import torch
+
+from common import keep, prepared, seconds_of, show
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.federation.rounds import RoundContext
+
+RECORDS = 96
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--silos", type=int, nargs="+", default=[10, 100, 1000, 10000])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--hidden", default="[512, 256]")
+    parser.add_argument("--chunk", type=int, default=128)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    rows = []
+    for silos in arguments.silos:
+        sizes = (f"local.epochs={arguments.epochs}", f"model.hidden={arguments.hidden}")
+        _, trainer, state = prepared("mlp", silos, RECORDS, *sizes)
+        engine = FusedEngine(trainer, FusedOptions(device, chunk=arguments.chunk))
+        few = RoundContext(1, 2, tuple(range(min(silos, 2 * arguments.chunk + silos % arguments.chunk))))
+        engine.round(state, few, lambda _: None)  # records the programs
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        reports = []
+        context = RoundContext(2, 2, tuple(range(silos)))
+        seconds = seconds_of(lambda: reports.append(engine.round(state, context, lambda _: None)[1]))  # noqa: B023
+        engine.close()
+        data = sum(silo.train.x.numel() for silo in trainer.federation.silos)
+        device_bytes = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+        rows.append(
+            {
+                "silos": silos,
+                "us_per_silo_step": seconds / reports[0].steps * 1e6,
+                "seconds": seconds,
+                "device_MB_beside_data": (device_bytes - data) / 1e6 if device_bytes else 0.0,
+                "data_MB": data / 1e6,
+                "host_peak_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+            }
+        )
+        print(rows[-1], flush=True)
+    best = min(row["us_per_silo_step"] for row in rows)
+    for row in rows:
+        row["over_best"] = row["us_per_silo_step"] / best
+    show(f"one round on {device.type}", rows)
+    keep(f"scaling-{device.type}", rows, epochs=arguments.epochs, records_per_silo=RECORDS)
+
+
+if __name__ == "__main__":
+    main()
