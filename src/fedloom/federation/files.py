@@ -155,7 +155,9 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
         with np.load(file, allow_pickle=False) as stored:
             return {MEDMNIST_NAMES.get(key, key): stored[key] for key in stored}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"cannot read {file} as an .npz file: {error}") from error
+        # NumPy takes anything else for a pickle, and says how to load one: advice that nobody should follow.
+        why = "it is damaged, of another kind, or holds Python objects" if isinstance(error, ValueError) else error
+        raise DataError(f"cannot read {file} as an .npz file: {why}") from error
 
 
 def _existing(path: str, source: str, wanted: str) -> Path:
