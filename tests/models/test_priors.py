@@ -10,6 +10,7 @@ from fedloom.streams import Streams
 EXACT = {
     ("identical", 2): [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]],
     ("identical", 5): [[0, 0, 0, 0, 0, 0]] * 5,
+    ("learnable", 2): [[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]],  # not used by any loss
     ("one-hot", 2): [[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]],
     ("one-hot", 5): [
         [1, 0, 0, 0, 0, 0],

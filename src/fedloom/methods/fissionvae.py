@@ -53,7 +53,7 @@ def make(setting: Setting, options: Options) -> Method:
         "fissionvae",
         setting,
         {"encoder": GLOBAL, "decoder": decoder, "top_encoder": GLOBAL, "top_decoder": decoder},
-        prior_means("identical" if learnable else options.prior, len(setting.groups), model.latent, setting.streams),
+        prior_means(options.prior, len(setting.groups), model.latent, setting.streams),
         HierarchicalElbo(
             model.latent,
             model.top_latent,

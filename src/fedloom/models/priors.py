@@ -43,7 +43,7 @@ def _wave(groups: int, latent: int, _: Streams) -> Tensor:
     return (owner.unsqueeze(0) == torch.arange(groups).unsqueeze(1)).to(torch.float32)
 
 
-LEARNABLE = "learnable"  # no predefined prior: the hierarchy's p(z1 | z2) is learned in its place
+LEARNABLE = "learnable"
 
 PRIORS: dict[str, Prior] = {
     "identical": Prior("every group N(0, I)", _identical),
@@ -51,6 +51,7 @@ PRIORS: dict[str, Prior] = {
     "symmetrical": Prior("the same integer in every coordinate: -1, +1 for two groups, -2 to 2 for five", _symmetrical),
     "random": Prior("drawn once from N(0, I), then fixed", _random),
     "wave": Prior("1 in the group's own block of coordinates, 0 elsewhere", _wave, True),
+    LEARNABLE: Prior("with two levels only: none is set, p(z1 | z2) is learned in its place", _identical),
 }
 
 
