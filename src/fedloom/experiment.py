@@ -125,9 +125,9 @@ class Experiment:
                 state, report = engine.round(state, context, partial(observer.silo_done, context))
                 row, egress = self._row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
-                metrics = self._evaluate(folder, state, evaluator, row, egress)
                 if charging is not None:
-                    metrics |= charging.metrics()
+                    row |= charging.metrics()
+                metrics = self._evaluate(folder, state, evaluator, row, egress)
                 row["seconds"] = seconds = time.perf_counter() - start
                 folder.record_round(row | metrics, egress)
                 for tracker in trackers:
