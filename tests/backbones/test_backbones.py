@@ -141,9 +141,7 @@ class Trap:
 
 
 @pytest.mark.usefixtures("torch_fidelity")
-@pytest.mark.parametrize(
-    ("content", "sentence"), [(None, "cannot read"), (Trap(), "not a plain file of weights")]
-)
+@pytest.mark.parametrize(("content", "sentence"), [(None, "cannot read"), (Trap(), "not a plain file of weights")])
 def test_inception_weights_that_are_missing_or_hostile(
     content: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
