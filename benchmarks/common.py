@@ -35,6 +35,7 @@ def machine() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "cpu": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -47,6 +47,8 @@ def main() -> None:
         losses = report.terms
         if number == 1:
             first = time.perf_counter() - start
+        if number % 10 == 0:
+            print(f"round {number}: {time.perf_counter() - start:.1f} s", flush=True)
     seconds = time.perf_counter() - start
     row = {
         "rounds": config.rounds,

@@ -211,15 +211,18 @@ class Config:
         return replace(self, seed=0).digest()
 
 
-def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
-    """Build a configuration dataclass from plain values; every complaint names the field, the value and the rule."""
+def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequence[str] = ()) -> T:
+    """Build a configuration dataclass from plain values; every complaint names the field, the value and the rule.
+
+    ``beside`` are keys of the same table that somebody else has read already.
+    """
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in mapping.items():
         where = f"{path}.{key}" if path else key
         if key not in known:
-            raise ConfigError(unknown("key", where, (f"{path}.{name}" if path else name for name in known)))
+            raise ConfigError(unknown("key", where, (f"{path}.{name}" if path else name for name in (*known, *beside))))
         values[key] = _convert(hints[key], value, where)
         check, rule = known[key].metadata.get("check"), known[key].metadata.get("rule")
         if check is not None and not check(values[key]):
@@ -295,6 +298,7 @@ def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> dict[str
 
 
 PRESETS = Path(__file__).parent / "presets"
+LISTED_BY = "'fedloom list presets' names them"  # too many for a sentence
 
 
 def preset_names() -> list[str]:
@@ -312,7 +316,7 @@ def load_config(
     path = Path(source)
     if path.suffix != ".toml":
         if str(source) not in preset_names():
-            raise ConfigError(unknown("preset", str(source), preset_names()) + "; a file must end in .toml")
+            raise ConfigError(unknown("preset", str(source), preset_names(), LISTED_BY) + "; a file must end in .toml")
         path = PRESETS / f"{source}.toml"
     return parse(Config, override(_layered(_read(path), changes or {}), assignments))
 
@@ -328,7 +332,7 @@ def _read(path: Path) -> dict[str, Any]:
     if (base := mapping.pop("extends", None)) is None:
         return mapping
     if base not in preset_names() or PRESETS / f"{base}.toml" == path:
-        raise ConfigError(f"{path}: extends: " + unknown("preset", str(base), preset_names()))
+        raise ConfigError(f"{path}: extends: " + unknown("preset", str(base), preset_names(), LISTED_BY))
     return _layered(_read(PRESETS / f"{base}.toml"), mapping)
 
 

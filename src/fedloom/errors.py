@@ -34,14 +34,14 @@ class FedloomWarning(UserWarning):
     """A result stands, but a reader should know why it may mislead."""
 
 
-def unknown(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """Say that ``name`` is no ``kind``, with the nearest valid name first, else all of them.
+def unknown(kind: str, name: str, allowed: Iterable[str], listed_by: str = "") -> str:
+    """Say that ``name`` is no ``kind``, with the nearest valid name first, then all, or the command that lists them.
 
     >>> unknown("prior", "wavy", ["identical", "wave"])
     "unknown prior 'wavy'; did you mean 'wave'? (allowed: identical, wave)"
     """
     names = sorted(allowed)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    listing = ", ".join(names) if names else "none"
-    return f"unknown {kind} '{name}'; {hint}(allowed: {listing})"
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    listing = listed_by or ", ".join(names) or "none"
+    return f"unknown {kind} '{name}'{hint} (allowed: {listing})"

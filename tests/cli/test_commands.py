@@ -265,6 +265,8 @@ def test_ctrl_c_stops_a_run_and_tells_how_to_go_on(fedloom: Command, tiny_toml: 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background has inherited that Ctrl-C is ignored; a person's terminal has not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list(out.glob("checkpoints/round-*")):
         assert process.poll() is None

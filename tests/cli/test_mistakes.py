@@ -32,6 +32,11 @@ Refused = Callable[..., str]
         (["demo", "rounds"], ["override 'rounds'", "key.sub=value"]),
         (["demo", "method.name=fedvea"], ["unknown method 'fedvea'", "did you mean 'fedvae'"]),
         (["demo", "method.priors=wave"], ["unknown key 'method.priors'", "did you mean 'method.prior'"]),
+        (["demo", "method.nme=fedvae"], ["unknown key 'method.nme'", "did you mean 'method.name'"]),
+        (
+            ["nosuch"],
+            ["unknown preset 'nosuch' (allowed: 'fedloom list presets' names them); a file must end in .toml"],
+        ),
         (["demo", "method.prior=wavy"], ["unknown prior 'wavy'", "did you mean 'wave'"]),
         (["demo", "data.source=mnist-sampel"], ["unknown source 'mnist-sampel'", "did you mean 'mnist-sample'"]),
         (["demo", "evaluation.metrics=['domian']"], ["unknown metric 'domian'", "did you mean 'domain'"]),
@@ -216,6 +221,7 @@ def test_image_folders_need_images_of_one_size(
 
 
 def test_data_show_refuses_what_it_does_not_know(refused: Refused) -> None:
+    assert "'fedloom list datasets' and 'fedloom list presets' name them" in refused("data", "show", "nosuch")
     assert "unknown data set or preset 'demoo'; did you mean 'demo'" in refused("data", "show", "demoo")
 
 

@@ -74,6 +74,14 @@ def test_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_one_answer(*trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL), ROUNDS, IN_CHUNKS)
 
 
+@pytest.mark.parametrize("name", ["+D", "private encoder, kept moments", "fedgan", "sgd"])
+def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions that are handed to the compiler, left as they are: compiling takes a minute on a CPU."""
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    options = replace(IN_CHUNKS, compiled=True)
+    assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
 def test_a_private_state_passes_from_engine_to_engine() -> None:
     trainer, start = trainer_of(config_of(*METHODS["private encoder, kept moments"]), UNEQUAL)
     first, second = ((0, 1, 2), (1, 2, 3))

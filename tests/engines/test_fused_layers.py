@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedloom.engines.fused_layers import MatrixConv2d, StackedGroupNorm, rewritten
+from fedloom.engines.fused_layers import MatrixConv2d, StackedGroupNorm, StackedLinear, rewritten
 
 CASES = {
     "halving": nn.Conv2d(3, 5, 4, 2, 1),
@@ -71,3 +71,11 @@ def test_group_norm_is_that_of_torch(affine: bool, shape: tuple[int, ...]) -> No
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(StackedGroupNorm(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 5, 6)])
+def test_linear_is_that_of_torch(bias: bool, shape: tuple[int, ...]) -> None:
+    layer = nn.Linear(6, 3, bias=bias)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(StackedLinear(layer)(x), layer(x))

@@ -166,6 +166,13 @@ def test_distances_compare_equal_numbers_of_held_out_records_and_samples(evaluat
     assert found[f"kernel/pixels/n{COUNT}/group=mnist"] == kernel_distance(real[0], samples[0])
 
 
+def test_a_single_group_is_not_told_from_others(tmp_path: Path) -> None:
+    run = train(tiny_config("data.source=mnist-sample", "rounds=1"), tmp_path / "run")
+    evaluator, evaluation = run.evaluation(settings=replace(SETTINGS, metrics=("domain",)))
+    with pytest.warns(FedloomWarning, match="metric 'domain' is left out: there is one group only"):
+        assert evaluator.evaluate(evaluation.generator) == {}
+
+
 def test_held_out_records_are_the_same_for_every_seed(tmp_path: Path) -> None:
     tables = []
     for seed in (1, 2):

@@ -66,9 +66,11 @@ def test_a_healthy_run_has_no_warning() -> None:
             "blend/domain-cnn/n1000/group=mnist",
             0.51,
             "blending",
-            "cannot tell the group of 51%",
+            "look blended: the classifier cannot tell the group of 51%",
         ),
+        ("domain-hit/domain-cnn/n1000/group=mnist", 0.79, "blending", "mnist look like other groups: "),
         ("domain-hit/domain-cnn/n1000/group=mnist", 0.79, "blending", "for 79% its best guess is mnist"),
+        ("blend/domain-cnn-z1/n1000/group=mnist", 0.51, "blending", "(blend/domain-cnn-z1)"),
         ("train/kl", 0.49, "posterior-collapse", "kl = 0.49 nats"),
         ("train/vae/kl_top", 0.0, "posterior-collapse", "vae/kl_top = 0 nats"),
         (

@@ -124,7 +124,7 @@ def test_metrics_stand_group_beside_group(run_folder: Path, reported: Reported) 
     load(run_folder).folder.record_evaluation(2, more | values, seconds=1.0)
     found = reported(run_folder).html
     cells = '<td class="n">{}</td>'.format
-    assert f"recall/pixels</td>{''.join(map(cells, (0.5, 0.25, 1, 10, 2)))}</tr>" in found
+    assert f"recall/pixels</td>{''.join(map(cells, (0.5, 0.25, 1, '20 / 10', 2)))}</tr>" in found
     assert f"recall/pixels</td>{''.join(map(cells, (0.75, '', '', 400, 2)))}</tr>" in found
     assert f"cost/bytes/n2</td><td>mnist-0</td>{''.join(map(cells, (12, 2)))}</tr>" in found
 
@@ -150,7 +150,7 @@ def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Re
     assert [details["id"] for details in found.all("details")] == ["run1", "run2"]
     assert len(found.all("input")) == 1
     assert len([image for image in found.all("img") if "data-round" in image]) == 8
-    assert "Samples of mnist look blended: the classifier cannot tell the group of 75%." in found.text
+    assert "Samples of mnist look blended: the classifier cannot tell the group of 75% (blend/" in found.text
 
 
 def test_the_same_run_twice_has_two_names(trained: Path, reported: Reported) -> None:
@@ -193,6 +193,8 @@ def test_every_kind_of_method_has_a_page(
     if "sharing.scopes.encoder=silo" in options:
         assert "never leave the silos" in panels["reconstructions"]["missing"]
         assert "keeps encoder" in found.html
+    assert ("records were pooled" in found.html) == ("data.layout=centralised" in options)
+    assert ("records stayed at their silos" in found.html) == ("data.layout=centralised" not in options)
 
 
 def test_two_latent_dimensions_are_shown_as_they_are(tmp_path: Path, reported: Reported) -> None:

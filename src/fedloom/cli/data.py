@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Obtain data sets, and see who hold
 
 LEVELS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 16
+LISTED_BY = "'fedloom list datasets' and 'fedloom list presets' name them"
 
 
 @app.command("get")
@@ -73,7 +74,7 @@ def _config(name: str, overrides: list[str]) -> Config:
     if name in SOURCES:
         return parse(Config, override({"data": {"source": name}}, overrides))
     if name not in preset_names() and not name.endswith(".toml"):
-        raise ConfigError(unknown("data set or preset", name, [*SOURCES, *preset_names()]))
+        raise ConfigError(unknown("data set or preset", name, [*SOURCES, *preset_names()], LISTED_BY))
     return load_config(name, overrides)
 
 

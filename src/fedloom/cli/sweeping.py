@@ -22,7 +22,10 @@ INTERRUPTED = 130
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="base, [grid], [[variant]].", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.toml", help="A base, a grid, variants (docs/evaluation.md).", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="The folder of all runs; one that exists is gone on with.")],
     as_json: Json = False,
 ) -> None:

@@ -22,7 +22,7 @@ from fedloom.engines.calibration import (
 )
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
-from fedloom.engines.training import Trainer
+from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
 
@@ -122,24 +122,35 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
         candidates = [FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)]
         if FusedEngine(trainer, candidates[0]).convolutions:
             candidates.append(replace(candidates[0], matrix_convolutions=True))
-    if len(candidates) == 1 and device.type == "cpu":
-        return FusedEngine(trainer, candidates[0]), 0.0
     seconds = {options: _fused_seconds(trainer, state, options) for options in candidates}
     best = min(candidates, key=lambda options: seconds[options])
-    if device.type == "cuda" and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
+    if device.type == "cuda" and _steady(trainer) and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         best = replace(best, matrix_convolutions=True, compiled=True)
     return FusedEngine(trainer, best), seconds.get(best, 0.0)
 
 
+def _steady(trainer: Trainer) -> bool:
+    """Whether every step of a run has the same number of silos; for each other number there would be a compilation."""
+    everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
+    return everybody and len({local_steps(trainer.config, len(silo)) for silo in trainer.federation.silos}) == 1
+
+
 def _fused_seconds(trainer: Trainer, state: FederationState, options: FusedOptions) -> float:
-    """Wall time per silo-step of a few steps; the first go warms up and does not count."""
+    """Wall time per silo-step; the first go warms up and does not count."""
     engine = FusedEngine(trainer, options)
     silos = options.chunk if options.device.type == "cpu" else min(silos_per_round(trainer), CUDA_CHUNK)
     context = RoundContext(1, 1, tuple(range(silos)))
-    list(engine.train(state, context, step_limit=TRIAL_STEPS))
-    start = time.perf_counter()
-    steps = sum(result.steps for result in engine.train(state, context, step_limit=TRIAL_STEPS))
-    seconds = time.perf_counter() - start
+
+    def trial(limit: int) -> tuple[float, int]:
+        start = time.perf_counter()
+        steps = sum(result.steps for result in engine.train(state, context, step_limit=limit))
+        return time.perf_counter() - start, steps
+
+    trial(1)
+    (little, few), (much, many) = trial(1), trial(1 + TRIAL_STEPS)
     engine.close()
-    return seconds / steps
+    if options.device.type == "cpu" or many == few:
+        return much / many
+    # On a GPU the rest of a round costs as much as a hundred steps: it must not pass for a part of these few.
+    return (much - little) / (many - few)

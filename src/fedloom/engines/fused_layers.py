@@ -43,7 +43,7 @@ def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, stride: Pair, paddi
     matrix = taps.permute(2, 4, 1, 3, 5, 0).reshape(patches.shape[-1], -1)
     output = patches.reshape(-1, patches.shape[-1]) @ matrix
     if bias is not None:
-        output = output + bias
+        output = output + bias.to(output.dtype)
     return output.reshape(batch, rows, columns, -1).permute(0, 3, 1, 2)
 
 
@@ -70,7 +70,7 @@ def convolve_transposed(
     )
     bottom, right = height + padding[0] - image.shape[2], width + padding[1] - image.shape[3]
     image = functional.pad(image, (-padding[1], right, -padding[0], bottom))
-    return image if bias is None else image + bias.reshape(-1, 1, 1)
+    return image if bias is None else image + bias.to(image.dtype).reshape(-1, 1, 1)
 
 
 class MatrixConv2d(nn.Module):
@@ -106,6 +106,19 @@ def _plain_convolution(module: nn.Module) -> bool:
     return module.groups == 1 and _pair(module.dilation) == (1, 1) and module.padding_mode == "zeros"
 
 
+class StackedLinear(nn.Module):
+    """Stands in for a linear layer, with the same parameters: vmapped, torch's own multiplies biases by one."""
+
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = original.weight, original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to a batch."""
+        output = x @ self.weight.t()
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+
 class StackedGroupNorm(nn.Module):
     """Stands in for a group norm, with the same parameters: torch's own cannot be vmapped."""
 
@@ -131,6 +144,8 @@ def rewritten(model: nn.Module, matrix_convolutions: bool) -> int:
         for name, child in list(parent.named_children()):
             if type(child) is nn.GroupNorm:
                 setattr(parent, name, StackedGroupNorm(child))
+            elif type(child) is nn.Linear:
+                setattr(parent, name, StackedLinear(child))
             elif _plain_convolution(child):
                 assert isinstance(child, nn.Conv2d | nn.ConvTranspose2d)
                 count += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -86,14 +85,11 @@ def evaluation(
 
     if not compiled:
         return evaluate
-    fast = torch.compile(evaluate)
+    fast = torch.compile(evaluate, dynamic=False)
 
     def evaluate_compiled(
         weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
     ) -> tuple[Tensor, Tensor]:
-        # The number of silos changes from round to round: one compilation for all of them.
-        for tensor in (*weights.values(), index, mask, *noise.values(), *received.values()):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
         with _many_programs():
             losses, means = fast(weights, index, mask, noise, received)
         return losses, means
@@ -167,7 +163,7 @@ class StackedOptimizer:
         self.moments = {kind: {n: torch.zeros_like(p) for n, p in parameters.items()} for kind in kinds}
         # Silos that begin afresh every round count alike; those that keep their moments have counts of their own.
         self._counts = torch.zeros(len(parameters), silos if plan.keep else 1, device=device)
-        self._compiled_adam = torch.compile(adam_of_stack) if compiled else None
+        self._compiled_adam = torch.compile(adam_of_stack, dynamic=False) if compiled else None
 
     def reset(self) -> None:
         """As before the first step."""
@@ -196,8 +192,6 @@ class StackedOptimizer:
         lists = [[p[:silos] for p in self._parameters.values()], list(gradients)]
         lists += [[t[:silos] for t in tensors.values()] for tensors in self.moments.values()]
         if self._compiled_adam is not None and self.moments:
-            for tensor in itertools.chain(*lists):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
             steps = self._counts[0, :silos] if self._plan.keep else self._counts[0]
             rate, betas = self._plan.learning_rate, self._plan.betas
             with _many_programs():

@@ -42,6 +42,8 @@ NO_ENCODER = "it needs an encoder and a decoder, and neither the server nor a si
 def domain(evaluation: Evaluation) -> Values:
     """How often samples of a group look like that group, and how often like a blend, to a classifier of real images."""
     found: Values = {}
+    if len(evaluation.groups) == 1:
+        return evaluation.skip("domain", "there is one group only, so there are no others to tell it from")
     for pathway in evaluation.generator.pathways:
         first = pathway == next(iter(evaluation.generator.method.pathways))
         variant, hits, blends = "domain-cnn" if first else f"domain-cnn-{pathway}", {}, {}

@@ -170,4 +170,4 @@ def make_method(setting: Setting) -> Method:
     if method.name not in recipes():
         raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
     recipe = recipes()[method.name]
-    return recipe.make(setting, parse(recipe.options, method.options, "method"))
+    return recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))

@@ -66,9 +66,10 @@ def _blending(facts: RunFacts) -> Iterator[str]:
         hits = facts.metrics.get(current.get(plain.replace("blend/", "domain-hit/", 1), ""), {})
         blend, hit = last(facts.metrics[key]), last(hits)
         if (blend is not None and blend > BLENDED) or (hit is not None and hit < OWN_GROUP):
+            looks = "blended" if blend is None or blend > BLENDED else "like other groups"
             parts = [f"the classifier cannot tell the group of {blend:.0%}"] if blend is not None else []
             parts += [f"for {hit:.0%} its best guess is {group}"] if hit is not None else []
-            yield f"Samples of {group} look blended: {', and '.join(parts)}."
+            yield f"Samples of {group} look {looks}: {', and '.join(parts)} ({split_key(plain)[0]})."
 
 
 def _posterior_collapse(facts: RunFacts) -> Iterator[str]:

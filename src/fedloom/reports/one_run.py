@@ -200,7 +200,7 @@ def _rows(metric: str, cells: Mapping[str, Sequence[Cell]], columns: Sequence[st
     """One row for a metric; more where it was computed from several numbers of samples."""
     for place in itertools.zip_longest(*(cells.get(column, []) for column in columns)):
         known = [cell for cell in place if cell]
-        counts = f"{min(cell[0] for cell in known):,}"
+        counts = " / ".join(f"{count:,}" for count in dict.fromkeys(cell[0] for cell in known))  # of all, of a group
         values = (cell[1] if cell else "" for cell in place)
         yield (text(metric), *values, counts, str(max(cell[2] for cell in known)))
 
@@ -285,10 +285,12 @@ def _egress(facts: RunFacts) -> str:
 def _privacy(facts: RunFacts) -> str:
     if not facts.guarantee:
         return "<p>Unknown: there is neither a checkpoint nor the data to tell which mechanism was used.</p>"
-    explained = {
-        "no DP guarantee": "No mechanism bounds what the shared parameters reveal about a single record. That records "
-        "stayed at their silos is no privacy guarantee by itself."
+    where = {
+        "federated": "That records stayed at their silos is no privacy guarantee by itself.",
+        "centralised": "All records were pooled in one place.",
     }
+    revealed = "No mechanism bounds what the shared parameters reveal about a single record."
+    explained = {"no DP guarantee": f"{revealed} {where.get(facts.config['data']['layout'], '')}"}
     headline = f"<p><b>{text(facts.guarantee)}</b></p><p>{text(explained.get(facts.guarantee, ''))}</p>"
     parts = [
         (text(name.replace("_", " ")), text(value))
