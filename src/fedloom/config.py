@@ -34,6 +34,11 @@ def rate() -> dict[str, Any]:
     return {"check": lambda value: 0 < value <= 1, "rule": "greater than 0 and at most 1"}
 
 
+def share() -> dict[str, Any]:
+    """Field metadata: the value lies in [0, 1)."""
+    return {"check": lambda value: 0 <= value < 1, "rule": "at least 0 and below 1"}
+
+
 def all_positive() -> dict[str, Any]:
     """Field metadata: every item of the list is at least 1."""
     return {
@@ -99,9 +104,20 @@ class SharingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
-    """The privacy mechanism."""
+    """The privacy mechanism; any method can take it."""
 
-    mechanism: Literal["none"] = "none"
+    mechanism: Literal["none", "dp-sgd"] = "none"
+    epsilon: float = field(default=0.0, metadata=at_least(0))  # each silo's budget; 0: none, spending is only counted
+    budgets: dict[str, float] = field(default_factory=dict)  # silo name -> its epsilon, where it differs
+    delta: float = field(default=0.0, metadata=share())  # 0: a tenth of 1/n or less, n the silo's records or subjects
+    noise_multiplier: float = field(default=0.0, metadata=at_least(0))  # 0: what the budget needs for the planned run
+    clip: float = field(default=1.0, metadata=above(0))  # the bound on one gradient, or the first of them
+    clipping: Literal["fixed", "quantile", "median"] = "fixed"
+    unit: Literal["record", "subject"] = "record"
+    blocks: tuple[str, ...] = ()  # privatise these alone, as some papers do: no DP guarantee
+    accountant: Literal["pld", "rdp", "filter"] = "pld"
+    trust: Literal["local", "distributed"] = "local"
+    allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
 from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
+from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
@@ -77,6 +78,13 @@ class Experiment:
         """The random streams."""
         return Streams(self.config.seed)
 
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains a silo, under the privacy that the configuration asks for."""
+        rounds = [self._context(number).participants for number in range(1, self.config.rounds + 1)]
+        plans = silo_plans(self.config, self.federation, self.method, rounds)
+        return Trainer(self.config, self.method, self.federation, plans)
+
     def run(self, out: Path | str, observer: Observer | None = None) -> Run:
         """Train from the start into a new folder."""
         check_trackers(self.config)
@@ -84,6 +92,7 @@ class Experiment:
         evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
+        self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config)
         return self._live(folder, state, evaluator, observer or Observer())
 
@@ -105,14 +114,19 @@ class Experiment:
             return run
         trackers = open_trackers(self.config, folder.path, state.round)
         engine = self._engine(folder, state)
+        charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
         try:
             observer.started(self, engine, state.round)
             while state.round < self.config.rounds:
                 start = time.perf_counter()
                 context = self._context(state.round + 1)
+                if charging is not None:
+                    context = charging.admitted(state, context)
                 state, report = engine.round(state, context, partial(observer.silo_done, context))
                 row, egress = self._row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
+                if charging is not None:
+                    row |= charging.metrics()
                 metrics = self._evaluate(folder, state, evaluator, row, egress)
                 row["seconds"] = seconds = time.perf_counter() - start
                 folder.record_round(row | metrics, egress)
@@ -133,6 +147,8 @@ class Experiment:
             raise RunFolderError(f"{error}; {hint}") from error
         finally:
             engine.close()
+            if charging is not None:
+                charging.close()
             for tracker in trackers:
                 tracker.close()
         return run
@@ -152,8 +168,7 @@ class Experiment:
 
     def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
         """The engine; a resumed run makes the choices it was started with, because others may change the last bit."""
-        trainer = Trainer(self.config, self.method, self.federation)
-        engine = make_engine(trainer, state, folder.environment.get("engine_choice", {}))
+        engine = make_engine(self.trainer, state, folder.environment.get("engine_choice", {}))
         folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         return engine
 

@@ -30,6 +30,7 @@ HEALTHY = RunFacts(
     plan={},
     payloads={},
     guarantee="no DP guarantee",
+    privacy={},
     parameters={},
     metrics={
         "train/nll": {1: 200.0, 4: 100.0},

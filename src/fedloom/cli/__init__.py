@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 import fedloom
-from fedloom.cli import catalogue, comparison, data, evaluation, inspection, reporting, sampling, sweeping, training
+from fedloom.cli import (
+    catalogue,
+    comparison,
+    data,
+    evaluation,
+    inspection,
+    ledger,
+    reporting,
+    sampling,
+    sweeping,
+    training,
+)
 from fedloom.cli.output import Commands
 
 app = typer.Typer(
@@ -39,6 +50,7 @@ app.command("run")(training.run)
 app.command("resume")(training.resume)
 app.command("sample")(sampling.sample)
 app.command("inspect")(inspection.inspect)
+app.command("ledger")(ledger.ledger)
 app.command("evaluate")(evaluation.evaluate)
 app.command("compare")(comparison.compare)
 app.command("sweep")(sweeping.sweep)

@@ -31,6 +31,7 @@ def inspect(
 
 
 def _described(run: Run) -> dict[str, Any]:
+    from fedloom.privacy.summary import summarise
     from fedloom.runs.checkpoint import checkpoint_rounds
 
     checkpoints = checkpoint_rounds(run.folder.path)
@@ -45,6 +46,7 @@ def _described(run: Run) -> dict[str, Any]:
         "groups": list(plan.groups) if plan else [],
         "plan": _sharing(plan) if plan else {},
         "payloads": {payload.name: payload.cost for payload in plan.payloads} if plan else {},
+        "privacy": summarise(run.config.privacy, run.folder.ledger).to_mapping(),
         "bytes_up": _bytes_up(run.folder.egress()),
         "metrics": last_metrics(run),
     }
@@ -89,6 +91,11 @@ def _print(found: Mapping[str, Any]) -> None:
         }
     )
     _print_sharing(found)
+    say("")
+    show(f"privacy: {found['privacy']['guarantee']}")
+    if found["privacy"]["mechanism"] != "none":
+        for part in ("mechanism", "adjacency", "trust", "not_covered"):
+            show(f"privacy, {part.replace('_', ' ')}: {found['privacy'][part]}")
     if found["metrics"]:
         say("")
         show(metrics_table(found["metrics"]))

@@ -12,6 +12,7 @@ from fedloom.config import Config
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState
+from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
@@ -42,6 +43,7 @@ class Task:
     received: Tensors  # parameter name in the silo's model -> value sent down
     state: SiloState
     step_limit: int | None = None  # calibration stops early
+    mechanism: DPSGD | None = None  # None: no privacy
 
 
 @dataclass(frozen=True)

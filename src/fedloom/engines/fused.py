@@ -26,7 +26,7 @@ from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Stack, stacks_of
 from fedloom.engines.fused_step import Precision
-from fedloom.engines.fused_support import finite_rows, tried
+from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
@@ -52,6 +52,8 @@ class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
     def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
+        if trainer.privacy:
+            raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
         self._trainer, self._options = trainer, options
         self.chunk = options.chunk
         self._stacks = stacks_of(trainer, options.device)

@@ -73,13 +73,14 @@ class ReferenceEngine:
 
     def tasks(self, state: FederationState, context: RoundContext) -> list[Task]:
         """What each participant is sent and has kept."""
-        plan, federation = self._trainer.method.plan, self._trainer.federation
+        plan, federation, privacy = self._trainer.method.plan, self._trainer.federation, self._trainer.privacy
         return [
             Task(
                 silo=index,
                 context=context,
                 received=received_by(plan, state.server, site_of(federation, index)),
                 state=state.silos.get(index, SiloState()),
+                mechanism=privacy[index].mechanism(context.round) if privacy else None,
             )
             for index in context.participants
         ]

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, site_of
+from fedloom.engines.private_training import Learner, PrivateTraining, check_private
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase
 from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.privacy.planning import SiloPlan
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
 
 
 def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -48,6 +50,7 @@ class Trainer:
     config: Config
     method: Method
     federation: Federation
+    privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
 
     @cached_property
     def streams(self) -> Streams:
@@ -66,17 +69,14 @@ class Trainer:
         model = self._model(site)
         model.load_state_dict(self._starting_weights(task, model))
         received = {name: tensor.clone() for name, tensor in task.received.items()}
-        optimizers = [self._optimizer(phase, model, task.state) for phase in self.method.phases]
+        learners = [self._learner(phase, model, task.state) for phase in self.method.phases]
+        bounds = _under(BOUND, task.state.tensors)
 
         sums: dict[str, Tensor] = {}
         steps = 0
-        limit = local_steps(self.config, len(silo)) if task.step_limit is None else task.step_limit
-        for batch, noises in itertools.islice(self._batches(silo, task), limit):
-            for phase, optimizer, noise in zip(self.method.phases, optimizers, noises, strict=True):
-                terms = self._step(phase, model, optimizer, batch, noise, received, task.context)
-                for term, value in terms.items():
-                    name = f"{phase.name}/{term}"
-                    sums[name] = sums.get(name, torch.zeros(())) + value
+        for terms in self._steps(silo, task, model, learners, received, bounds):
+            for name, value in terms.items():
+                sums[name] = sums.get(name, torch.zeros(())) + value
             steps += 1
 
         state = model.state_dict()
@@ -91,7 +91,7 @@ class Trainer:
             silo=task.silo,
             update=update,
             egress=pass_egress(update, plan, site, parts),
-            state=self._kept(model, optimizers),
+            state=self._kept(task, model, learners, bounds),
             terms={name: total.item() / steps for name, total in sums.items()},
             steps=steps,
             seconds=time.perf_counter() - start,
@@ -103,20 +103,42 @@ class Trainer:
             self._templates[site.groups] = self.method.build(site)
         return copy.deepcopy(self._templates[site.groups])
 
+    def _steps(
+        self, silo: Silo, task: Task, model: nn.Module, learners: list[Learner], received: Tensors, bounds: Tensors
+    ) -> Iterator[dict[str, Tensor]]:
+        """The round, step by step: the mean of each term of each phase."""
+
+        def plain_step(learner: Learner, batch: Batch, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return self._step(learner, model, batch, noise, received, task.context)
+
+        if task.mechanism is not None:
+            private = PrivateTraining(task.mechanism, silo, task, self.streams, self.config.local.batch_size, bounds)
+            units = self.privacy[task.silo].units
+            limit = local_steps(self.config, units) if task.step_limit is None else task.step_limit
+            yield from private.steps(limit, model, learners, received, plain_step)
+            return
+        limit = local_steps(self.config, len(silo)) if task.step_limit is None else task.step_limit
+        for batch, noises in itertools.islice(self._batches(silo, task), limit):
+            terms: dict[str, Tensor] = {}
+            for learner, noise in zip(learners, noises, strict=True):
+                found = plain_step(learner, batch, noise)
+                terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
+            yield terms
+
     def _step(
         self,
-        phase: Phase,
+        learner: Learner,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         batch: Batch,
         noise: Mapping[str, Tensor],
         received: Tensors,
         context: RoundContext,
     ) -> dict[str, Tensor]:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
+        phase, optimizer = learner.phase, learner.optimizer
         losses = phase.objective(model, batch, noise, received, context)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
-        parameters = optimizer.param_groups[0]["params"]
+        parameters = list(learner.parameters.values())
         for parameter, gradient in zip(
             parameters, mechanism.gradients(losses.total, batch.mask, parameters), strict=True
         ):
@@ -167,27 +189,37 @@ class Trainer:
             weights = {**fresh, **weights}
         return weights
 
-    def _optimizer(self, phase: Phase, model: nn.Module, state: SiloState) -> torch.optim.Optimizer:
-        """A phase's optimiser, with its old moments where the phase keeps them."""
+    def _learner(self, phase: Phase, model: nn.Module, state: SiloState) -> Learner:
+        """A phase with its optimiser, and its old moments where the phase keeps them."""
         named = parameters_of(phase, model)
         optimizer = make_optimizer(phase.optimizer, list(named.values()))
         for name, parameter in named.items():
             prefix = f"{OPTIMIZER}{phase.name}/{name}/"
-            moments = {k.removeprefix(prefix): v.clone() for k, v in state.tensors.items() if k.startswith(prefix)}
+            moments = _under(prefix, state.tensors)
             if moments:
                 optimizer.state[parameter].update(moments)
-        return optimizer
+        return Learner(phase, named, optimizer)
 
-    def _kept(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> SiloState:
+    def _kept(self, task: Task, model: nn.Module, learners: list[Learner], bounds: Tensors) -> SiloState:
         """What stays at the silo until its next round."""
         private = tuple(f"{b}." for b, rule in self.method.plan.blocks.items() if rule.down is Down.NOTHING)
         tensors = {MODEL + n: t.clone() for n, t in model.state_dict().items() if private and n.startswith(private)}
-        for phase, optimizer in zip(self.method.phases, optimizers, strict=True):
-            if phase.optimizer.keep:
-                for name, parameter in parameters_of(phase, model).items():
-                    for key, value in optimizer.state[parameter].items():
-                        tensors[f"{OPTIMIZER}{phase.name}/{name}/{key}"] = value.clone()
+        for learner in learners:
+            if learner.phase.optimizer.keep:
+                for name, parameter in learner.parameters.items():
+                    for key, value in learner.optimizer.state[parameter].items():
+                        tensors[f"{OPTIMIZER}{learner.phase.name}/{name}/{key}"] = value.clone()
+        if task.mechanism is not None and task.mechanism.clipping.share:  # a bound that is searched for
+            tensors |= {BOUND + name: bound for name, bound in bounds.items()}
         return SiloState(tensors)
+
+    def check_privacy(self) -> None:
+        """Refuse what DP-SGD cannot guard, before anything is trained."""
+        for groups, silo in {silo.groups: silo for silo in self.federation.silos if self.privacy}.items():
+            model = self._model(Site(silo.name, groups))
+            for phase in self.method.phases:
+                if phase.touches_records:
+                    check_private(model, phase, parameters_of(phase, model), silo, self.streams)
 
     def weights(self, silo: Silo) -> dict[str, float]:
         """How many records stand behind the silo's copies, in all and per group."""
@@ -196,6 +228,11 @@ class Trainer:
             "all": float(len(silo)),
             **{f"group={self.federation.groups[g]}": n for g, n in counts.items()},
         }
+
+
+def _under(prefix: str, tensors: Tensors) -> Tensors:
+    """Copies of what lies under a prefix."""
+    return {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:

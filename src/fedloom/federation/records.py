@@ -135,6 +135,20 @@ class Silo:
         """The groups its records belong to: one in a federation by groups, all in the centralised layout."""
         return tuple(torch.unique(self.train.group).tolist())
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash over its name and records: what a privacy budget is bound to."""
+        found = hashlib.sha256()
+        self.feed(found)
+        return found.hexdigest()
+
+    def feed(self, found: hashlib._Hash) -> None:
+        """Add its name and records to a hash."""
+        found.update(f"{self.name}/{self.train.x.dtype}/{tuple(self.train.x.shape)}".encode())
+        columns = (self.train.x, self.train.y, self.train.group, self.train.subject, self.train.attributes)
+        for column in (column for column in columns if column is not None):
+            found.update(column.cpu().contiguous().numpy().tobytes())
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -187,10 +201,7 @@ class Federation:
         """A hash over who holds what, to tell whether data changed between a run and its resumption."""
         found = hashlib.sha256(repr((self.groups, self.classes)).encode())
         for silo in self.silos:
-            found.update(f"{silo.name}/{silo.train.x.dtype}/{tuple(silo.train.x.shape)}".encode())
-            columns = (silo.train.x, silo.train.y, silo.train.group, silo.train.subject, silo.train.attributes)
-            for column in (column for column in columns if column is not None):
-                found.update(column.cpu().contiguous().numpy().tobytes())
+            silo.feed(found)
         return found.hexdigest()
 
     def centralised(self) -> Federation:

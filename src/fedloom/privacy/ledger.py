@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ _TABLES = (
         for change in ("UPDATE", "DELETE")
     ),
 )
+
+
+def told(epsilon: float) -> str:
+    """An epsilon in digits, rounded up: what is printed was never exceeded by what was spent.
+
+    >>> told(9.95543)
+    '9.956'
+    """
+    return f"{math.ceil(1000 * epsilon) / 1000:.10g}" if math.isfinite(epsilon) else "inf"
 
 
 class BudgetSpentError(FedloomError):

@@ -13,6 +13,7 @@ from fedloom.federation.building import describe
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
+from fedloom.privacy.summary import summarise
 from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -95,6 +96,7 @@ class RunFacts:
     plan: Mapping[str, Mapping[str, Any]]
     payloads: Mapping[str, str]
     guarantee: str
+    privacy: Mapping[str, Any]  # what the guarantee rests on, and every silo's account; empty without a mechanism
     parameters: Mapping[str, int]  # of each block, as the server holds it
     metrics: History
     environment: Mapping[str, Any]
@@ -125,6 +127,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         return _two_levels(found) if isinstance(found, dict) else {}
 
     config, method = folder.config, _method(subject)
+    privacy = _privacy(folder, problems)
     egress = rows("egress.jsonl")
     later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
     history = histories([*rows("metrics.jsonl"), *later])
@@ -147,7 +150,8 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         silos=_silos(subject.federation, egress),
         plan=_plan(method) if method else {},
         payloads={payload.name: payload.cost for payload in method.plan.payloads} if method else {},
-        guarantee=method.mechanism.guarantee if method else "",
+        guarantee=privacy.get("guarantee", method.mechanism.guarantee if method else ""),
+        privacy=privacy,
         parameters=_parameters(subject.generator) if subject.generator else {},
         metrics=history,
         environment=mapping("environment.json"),
@@ -156,6 +160,18 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         no_records=subject.no_records,
         problems=tuple(problems),
     )
+
+
+def _privacy(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
+    """What the settings and the ledger say, where a mechanism was asked for."""
+    settings = folder.config.privacy
+    if settings.mechanism == "none":
+        return {}
+    try:
+        return summarise(settings, folder.ledger).to_mapping()
+    except FedloomError as error:
+        problems.append(str(error))
+        return {"guarantee": "no DP guarantee: the ledger cannot be read"}
 
 
 def _method(subject: Subject) -> Method | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tomli_w
 
+from fedloom.privacy.ledger import told
 from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.logs import last, sample_count, uncounted
@@ -109,7 +110,7 @@ def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:
     return [name for name in (*facts.classes, "unlabelled") if name in there]
 
 
-def _more(silos: Sequence[SiloFacts]) -> str:
+def _more(silos: Sequence[object]) -> str:
     hidden = len(silos) - MOST_SILOS
     return f'<p class="quiet">{hidden:,} more silos are in the JSON file.</p>' if hidden > 0 else ""
 
@@ -290,7 +291,28 @@ def _privacy(facts: RunFacts) -> str:
     }
     revealed = "No mechanism bounds what the shared parameters reveal about a single record."
     explained = {"no DP guarantee": f"{revealed} {where.get(facts.config['data']['layout'], '')}"}
-    return f"<p><b>{text(facts.guarantee)}</b></p><p>{text(explained.get(facts.guarantee, ''))}</p>"
+    headline = f"<p><b>{text(facts.guarantee)}</b></p><p>{text(explained.get(facts.guarantee, ''))}</p>"
+    parts = [
+        (text(name.replace("_", " ")), text(value))
+        for name, value in facts.privacy.items()
+        if isinstance(value, str) and name != "guarantee"
+    ]
+    accounts = facts.privacy.get("silos", [])
+    rows = [
+        (
+            text(account["silo"]),
+            *(_epsilon(account[key]) for key in ("spent", "epsilon")),
+            f"{account['delta']:g}",
+        )
+        for account in accounts[:MOST_SILOS]
+    ]
+    spent = table(("silo", "epsilon spent", "granted", "delta"), rows, right=(1, 2, 3)) if rows else ""
+    return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
+
+
+def _epsilon(value: float | None) -> str:
+    """JSON has no infinite numbers: no value is no limit."""
+    return "unlimited" if value is None else told(value)
 
 
 def _reproduce(facts: RunFacts) -> str:

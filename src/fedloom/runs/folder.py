@@ -1,4 +1,4 @@
-"""The run folder: run.toml, environment.json, status.json, logs (*.jsonl), checkpoints/, samples/."""
+"""The run folder: run.toml, environment.json, status.json, logs (*.jsonl), ledger.sqlite, checkpoints/, samples/."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ class RunFolder:
         """Add facts to environment.json."""
         text = json.dumps({**self.environment, **facts}, indent=2)
         write_atomically(self.path / "environment.json", text.encode())
+
+    @property
+    def ledger(self) -> Path:
+        """Where a simulated run under DP-SGD keeps account of what it spent."""
+        return self.path / "ledger.sqlite"
 
     @property
     def rounds_done(self) -> int:

@@ -1,0 +1,97 @@
+"""What a simulated run owes its silos: plans before it starts, and a ledger that is charged before anybody trains."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedloom.config import Config
+from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.training import Trainer, local_steps
+from fedloom.errors import ConfigError, FedloomWarning, unknown
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method
+from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.privacy.planning import SiloPlan, check_settings, unit_numbers
+from fedloom.sharing.plan import Tensors
+
+RELEASE = "update"  # what a silo sends at the end of a round: all its noisy steps
+
+
+def silo_plans(
+    config: Config, federation: Federation, method: Method, participants: Sequence[tuple[int, ...]]
+) -> tuple[SiloPlan, ...]:
+    """One plan for each silo under DP-SGD, else none; ``participants`` are those of every round, from the first on."""
+    if config.privacy.mechanism == "none":
+        return ()
+    names = [silo.name for silo in federation.silos]
+    check_settings(config.privacy)
+    for name in config.privacy.budgets:
+        if name not in names:
+            raise ConfigError("privacy.budgets: " + unknown("silo", name, names))
+    for block in config.privacy.blocks:
+        if block not in method.plan.blocks:
+            raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
+    private = [phase for phase in method.phases if phase.touches_records]
+    whole = {block for phase in private for block in phase.trains} <= set(config.privacy.blocks)
+    settings = replace(config.privacy, blocks=()) if whole else config.privacy
+    plans = []
+    for index, silo in enumerate(federation.silos):
+        subject = unit_numbers(silo, settings.unit)
+        units = len(silo) if subject is None else int(subject.max()) + 1
+        rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
+        steps = len(private) * local_steps(config, units)
+        plans.append(SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings))
+    for plan in plans:
+        _ = plan.budget, plan.noise  # complains of what cannot be had before a run folder exists
+    return tuple(plans)
+
+
+class Charging:
+    """The ledger of a run, and who may take part in a round."""
+
+    def __init__(self, trainer: Trainer, path: Path) -> None:
+        self._trainer = trainer
+        self._ledger = Ledger(path)
+        for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
+            self._ledger.enrol(silo.name, silo.digest, plan.budget)
+
+    def admitted(self, state: FederationState, context: RoundContext) -> RoundContext:
+        """The round with those silos whose budget pays for it; all of them have paid when this returns."""
+        run, paid = self._trainer.config.digest(), []
+        server = _digest({f"{key}/{name}": t for key, part in state.server.blocks.items() for name, t in part.items()})
+        for index in context.participants:
+            plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
+            kept = _digest(state.silos.get(index, SiloState()).tensors)
+            # With the seed (in the configuration) all that determines the release: doing it again is the same one.
+            content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
+            try:
+                event = plan.event(context.round)
+                self._ledger.charge(run, silo.name, context.round, RELEASE, event, content=content)
+            except BudgetSpentError as error:
+                warnings.warn(str(error), FedloomWarning, stacklevel=2)
+            else:
+                paid.append(index)
+        return replace(context, participants=tuple(paid))
+
+    def metrics(self) -> dict[str, float]:
+        """The epsilon spent so far by the silo that has spent most; nothing where no epsilon holds."""
+        spent = max(account.spent for account in self._ledger.accounts())
+        return {"privacy/epsilon/max": spent} if math.isfinite(spent) else {}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._ledger.close()
+
+
+def _digest(tensors: Tensors) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}/{tensor.dtype}/{tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()

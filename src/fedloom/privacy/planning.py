@@ -1,0 +1,129 @@
+"""What the data of each silo will be used for: planned in public before a run, so that its noise can be calibrated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from torch import Tensor
+
+from fedloom.config import PrivacyConfig
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Silo
+from fedloom.privacy.accounting import Budget, Event, allocation, check_delta, default_delta, noise_by_round
+from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
+from fedloom.privacy.dp_sgd import DPSGD, compact
+from fedloom.privacy.sampling import sampling_rate
+
+CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
+    "fixed": Fixed,
+    "quantile": lambda bound: Quantile(initial=bound),
+    "median": lambda _: Median(),
+}
+
+
+def check_settings(settings: PrivacyConfig) -> None:
+    """What can be told of the settings before any silo is met."""
+    if settings.trust == "distributed":
+        raise ConfigError(
+            "privacy.trust = 'distributed' needs a method that sends one clipped sum per query, and none is built yet; "
+            "use 'local'"
+        )
+    for silo, epsilon in settings.budgets.items():
+        if not epsilon > 0:
+            raise ConfigError(f"privacy.budgets.{silo} = {epsilon:g} must be greater than 0")
+    if not settings.epsilon and not settings.noise_multiplier:
+        raise ConfigError(
+            "privacy.mechanism = 'dp-sgd' needs privacy.epsilon, or privacy.noise_multiplier, greater than 0"
+        )
+
+
+def unit_numbers(silo: Silo, unit: str) -> Tensor | None:
+    """For the unit ``subject`` the subjects of a silo's records, numbered from 0; None where each record counts."""
+    if unit == "record":
+        return None
+    if silo.train.subject is None:
+        raise ConfigError(
+            f"privacy.unit = 'subject', but the records of silo '{silo.name}' do not say whose they are; use 'record'"
+        )
+    return compact(silo.train.subject)
+
+
+@lru_cache(maxsize=1024)  # silos often have equal plans
+def _calibrated(budget: Budget, rounds: int, kind: str, rate: float, steps: int, given: float) -> tuple[float, ...]:
+    weights = allocation(rounds, kind)  # type: ignore[arg-type]
+    if given:
+        return tuple(given / math.sqrt(weight) for weight in weights)
+    return tuple(noise_by_round(budget, weights, rate=rate, steps=steps))
+
+
+@dataclass(frozen=True)
+class SiloPlan:
+    """All that one silo's data will be used for; nothing here depends on more than their public number."""
+
+    silo: str
+    units: int  # records, or subjects: declared public
+    rounds: tuple[int, ...]  # drawn before the run; no amplification by this draw is claimed
+    steps: int  # noisy sums in a round
+    batch_size: int
+    settings: PrivacyConfig
+
+    @cached_property
+    def rate(self) -> float:
+        """Each record's probability to be in a batch."""
+        return sampling_rate(self.batch_size, self.units, self.silo)
+
+    @cached_property
+    def granted(self) -> Budget:
+        """What the configuration grants; an infinite epsilon is only counted."""
+        settings = self.settings
+        delta = check_delta(settings.delta, self.units) if settings.delta else default_delta(self.units)
+        epsilon = settings.budgets.get(self.silo, settings.epsilon) or math.inf
+        return Budget(epsilon, delta, settings.accountant)
+
+    @property
+    def budget(self) -> Budget:
+        """What the ledger holds the silo to; where there is no guarantee, no budget could ever be kept."""
+        return Budget(math.inf, self.granted.delta, self.granted.accountant) if self.problem else self.granted
+
+    @cached_property
+    def noise(self) -> dict[int, float]:
+        """The noise multiplier of each planned round."""
+        if not self.rounds:
+            return {}
+        settings = self.settings
+        noises = _calibrated(
+            self.granted,
+            len(self.rounds),
+            settings.allocation,
+            self.rate,
+            self.steps,
+            settings.noise_multiplier,
+        )
+        return dict(zip(self.rounds, noises, strict=True))
+
+    def mechanism(self, round: int) -> DPSGD:
+        """DP-SGD as it is in a round; in one that is not planned it is only tried, and nothing of that is kept."""
+        return self._mechanism(self.noise.get(round, 1.0))
+
+    def event(self, round: int) -> Event:
+        """What a round costs."""
+        return self.mechanism(round).event(self.steps)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no DP guarantee; empty where there is one."""
+        return self._mechanism(1.0).problem
+
+    def _mechanism(self, noise: float) -> DPSGD:
+        settings = self.settings
+        return DPSGD(
+            noise_multiplier=noise,
+            rate=self.rate,
+            expected=self.batch_size,
+            clipping=CLIPPINGS[settings.clipping](settings.clip),
+            unit=settings.unit,
+            blocks=settings.blocks,
+        )

@@ -1,0 +1,81 @@
+"""What may be said of a run's privacy: in words from its settings, in numbers from its ledger alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.config import PrivacyConfig
+from fedloom.privacy.accounting import NoGuarantee
+from fedloom.privacy.ledger import Account, Ledger, told
+from fedloom.privacy.trust import Local
+
+NONE = "no DP guarantee"
+NOT_COVERED = (
+    "training losses, metrics against records, and the choice of settings after earlier runs: this simulation shows "
+    "them, a deployment keeps them at the silo"
+)
+
+
+@dataclass(frozen=True)
+class PrivacySummary:
+    """The guarantee in one sentence, its parts by name, and every silo's account."""
+
+    guarantee: str
+    parts: Mapping[str, str]
+    accounts: tuple[Account, ...]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the silo that has spent most; None where no epsilon holds."""
+        spent = max((account.spent for account in self.accounts), default=math.inf)
+        return spent if math.isfinite(spent) else None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "guarantee": self.guarantee,
+            "epsilon": self.epsilon,
+            "delta": max((account.budget.delta for account in self.accounts), default=None),
+            **{name.replace(" ", "_"): text for name, text in self.parts.items()},
+            "silos": [account.to_mapping() for account in self.accounts],
+        }
+
+
+def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
+    """What a run's settings and the ledger in its folder say; before the first round there is no ledger."""
+    if settings.mechanism == "none":
+        return PrivacySummary(NONE, {"mechanism": "none"}, ())
+    accounts, problem = _read(ledger) if ledger.is_file() else ((), "")
+    unit, bound = settings.unit, f"{settings.clipping} clip bound"
+    several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
+    parts = {
+        "mechanism": f"dp-sgd, {bound}" + (f" {settings.clip:g}" if settings.clipping == "fixed" else ""),
+        "unit": unit,
+        "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s is declared public{several}",
+        "trust": f"{settings.trust}: {Local().sentence}",
+        "accountant": settings.accountant,
+        "not covered": NOT_COVERED,
+    }
+    spent = max((account.spent for account in accounts), default=0.0)
+    delta = max((account.budget.delta for account in accounts), default=settings.delta)
+    guarantee = f"({told(spent)}, {delta:g})-differential privacy for each {unit}, by what every silo has spent so far"
+    if problem:
+        guarantee = f"{NONE}: {problem}"
+    elif not spent:
+        guarantee = "differential privacy is planned, and nothing has been spent yet"
+    return PrivacySummary(guarantee, parts, accounts)
+
+
+def _read(path: Path) -> tuple[tuple[Account, ...], str]:
+    """The accounts, and why no epsilon holds, if so."""
+    ledger = Ledger(path)
+    try:
+        accounts = tuple(ledger.accounts())
+        events = (event for account in accounts for event in ledger.events(account.silo))
+        return accounts, next((event.reason for event in events if isinstance(event, NoGuarantee)), "")
+    finally:
+        ledger.close()
