@@ -22,8 +22,8 @@ install: $(VENV)/.installed ## create .venv with pinned dependencies
 
 demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample and compare them
 	@rm -rf $(DEMO)
-	$(BIN)/fedloom run demo method.name=fedvae --out $(DEMO)/fedvae
-	$(BIN)/fedloom run demo --out $(DEMO)/fissionvae-d
+	$(BIN)/fedloom run demo method.name=fedvae --engine reference --out $(DEMO)/fedvae
+	$(BIN)/fedloom run demo --engine reference --out $(DEMO)/fissionvae-d
 	$(BIN)/fedloom compare $(DEMO)/fedvae $(DEMO)/fissionvae-d
 	$(BIN)/fedloom report $(DEMO)/fedvae $(DEMO)/fissionvae-d --out $(DEMO)/report.html
 
