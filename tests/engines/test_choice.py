@@ -119,6 +119,6 @@ def test_a_resumed_run_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -
 
 def test_measured_times_are_those_of_steps() -> None:
     trainer, state = trainer_of(config_of(*OPEN), UNEQUAL)
-    engine, seconds = choice.fastest_fused(trainer, state, torch.device("cpu"))
-    assert engine.chunk in (1, 2, 5)
+    options, seconds = choice.fastest_options(trainer, state, torch.device("cpu"))
+    assert options.chunk in (1, 2, 5)
     assert 0 < seconds < 1

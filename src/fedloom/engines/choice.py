@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,12 +46,27 @@ def make_engine(trainer: Trainer, state: FederationState, earlier: Mapping[str, 
     if name == "reference" and earlier.get("threads") and not wanted.threads:
         config = replace(trainer.config, engine=replace(wanted, threads=earlier["threads"]))
         trainer = replace(trainer, config=config)
-    if name == "fused" and earlier.get("name") == "fused" and earlier["device"] == device.type:
-        options = FusedOptions(
-            device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"]
-        )
+    options = _earlier_options(wanted, device, earlier)
+    if name == "fused" and options is not None:
         return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, options))
     return ENGINES[name](trainer, state, device)
+
+
+def make_pack(
+    trainers: Sequence[Trainer], states: Sequence[FederationState], earlier: Mapping[str, Any] = UNKNOWN
+) -> FusedEngine:
+    """One fused engine for several runs, batched as is best for the first of them; ``earlier`` is its old choice."""
+    first, device = trainers[0], device_of(trainers[0].config.engine)
+    options = _earlier_options(first.config.engine, device, earlier)
+    if options is None:
+        options, _ = fastest_options(first, states[0], device)
+    return FusedEngine(first, options, trainers[1:])
+
+
+def _earlier_options(wanted: EngineConfig, device: torch.device, earlier: Mapping[str, Any]) -> FusedOptions | None:
+    if earlier.get("name") != "fused" or earlier["device"] != device.type:
+        return None
+    return FusedOptions(device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"])
 
 
 def device_of(wanted: EngineConfig) -> torch.device:
@@ -76,7 +91,7 @@ def _reference(trainer: Trainer, state: FederationState, _: torch.device) -> Eng
 
 
 def _fused(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
-    return _fused_or_reference(trainer, state, lambda: fastest_fused(trainer, state, device)[0])
+    return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, fastest_options(trainer, state, device)[0]))
 
 
 def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
@@ -91,10 +106,10 @@ def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Eng
     if seconds * steps_left(trainer, state) < WORTH_TRYING_FUSED:
         return reference
     try:
-        fused, fused_seconds = fastest_fused(trainer, state, device)
+        options, fused_seconds = fastest_options(trainer, state, device)
     except UnsupportedError:
         return reference
-    return fused if fused_seconds * WORTH_CHANGING < seconds else reference
+    return FusedEngine(trainer, options) if fused_seconds * WORTH_CHANGING < seconds else reference
 
 
 ENGINES: dict[str, Callable[[Trainer, FederationState, torch.device], Engine]] = {
@@ -112,7 +127,7 @@ def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable
         return calibrated_engine(trainer, state)
 
 
-def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedEngine, float]:
+def fastest_options(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedOptions, float]:
     """The fastest way to batch the silos, and its seconds per silo-step."""
     precision, silos = trainer.config.engine.precision, silos_per_round(trainer)
     if device.type == "cpu":
@@ -127,7 +142,7 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
     if device.type == "cuda" and _steady(trainer) and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         best = replace(best, matrix_convolutions=True, compiled=True)
-    return FusedEngine(trainer, best), seconds.get(best, 0.0)
+    return best, seconds.get(best, 0.0)
 
 
 def _steady(trainer: Trainer) -> bool:

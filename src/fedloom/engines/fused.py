@@ -1,37 +1,31 @@
-"""The fused engine: all silos of a round in one batched program; what is learned equals the reference engine's."""
+"""The fused engine: all silos of a round in one batched program; what is learned equals the reference engine's.
+
+Several runs may share an engine: silos that compute the same function train in one stack, whichever run they are of.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fedloom.engines.base import (
-    FederationState,
-    Result,
-    RoundReport,
-    SiloState,
-    conclude,
-    settled,
-    site_of,
-)
+from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.fused_batches import Schedule, numbers_per_step
 from fedloom.engines.fused_layers import rewritten
-from fedloom.engines.fused_merge import StackedMean
 from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_results import RunRound, Trained
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
-from fedloom.engines.fused_stack import Stack, stacks_of
+from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Mean, ServerState
-from fedloom.sharing.update import Update, check_update, pass_egress
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
@@ -51,14 +45,14 @@ class FusedOptions:
 class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
-    def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
-        if trainer.privacy:
+    def __init__(self, trainer: Trainer, options: FusedOptions, packed: Sequence[Trainer] = ()) -> None:
+        self._trainers, self._options = (trainer, *packed), options
+        if any(trainer.privacy for trainer in self._trainers):
             raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
-        self._trainer, self._options = trainer, options
         self.chunk = options.chunk
-        self._stacks = stacks_of(trainer, options.device)
+        self._stacks = stacks_of(self._trainers, options.device)
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
-        self._trials = [tried(trainer, stack) for stack in self._stacks]
+        self._trials = [tried(stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
         if options.device.type == "cpu":
             torch.set_num_threads(1)
@@ -69,6 +63,8 @@ class FusedEngine:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
         parts = [f"fused on {where}", self._options.precision, f"{stacks} of up to {self.chunk} silos"]
+        if len(self._trainers) > 1:
+            parts.append(f"{len(self._trainers)} runs packed")
         if self.convolutions:
             parts.append("convolutions " + ("as matrix products" if self._options.matrix_convolutions else "in groups"))
         if self._options.compiled:
@@ -90,41 +86,22 @@ class FusedEngine:
         self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
     ) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
-        method, silos = self._trainer.method, self._trainer.federation.silos
-        totals: dict[str, float] = {}
-        for index in context.participants:
-            for owner, count in self._trainer.weights(silos[index]).items():
-                totals[owner] = totals.get(owner, 0.0) + count
-        # Any other server step sees the updates themselves, as in every engine.
-        mean = StackedMean(method.server_step, totals) if type(method.server_step) is Mean else None
-        results = []
-        for result in self.train(state, context, mean):
-            on_silo(result)
-            results.append(result)
-        if mean is None:
-            return conclude(method, state, context, results, self._trainer.streams)
-        server = ServerState({**state.server.blocks, **mean.result()}, state.server.memory)
-        return settled(state, context, server, results)
+        outcome = self.rounds({0: Job(state, context, on_silo)})[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    def train(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        mean: StackedMean | None = None,
-        step_limit: int | None = None,
-    ) -> Iterator[Result]:
-        """Results chunk by chunk; with ``mean`` the updates go there and the results come without them."""
-        for number, stack in enumerate(self._stacks):
-            left = sorted((i for i in context.participants if i in stack), key=lambda i: (-self._steps(i), i))
-            while left:
-                chunk = left[: self.chunk]
-                try:
-                    results = self._train_chunk(number, stack, chunk, state, context, mean, step_limit)
-                except torch.OutOfMemoryError as error:
-                    self._halve(error)
-                    continue
-                yield from results
-                left = left[len(chunk) :]
+    def rounds(self, jobs: Mapping[int, Job]) -> dict[int, Outcome]:
+        """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
+        runs = {run: RunRound(self._trainers[run], job) for run, job in jobs.items()}
+        self._train(runs)
+        return {run: under_way.concluded() for run, under_way in runs.items()}
+
+    def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
+        """The silos' half of a round of the first run, for trials."""
+        under_way = RunRound(self._trainers[0], Job(state, context, lambda _: None), merging=False)
+        self._train({0: under_way}, step_limit)
+        return under_way.results
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -132,8 +109,19 @@ class FusedEngine:
         if self._options.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _steps(self, silo: int) -> int:
-        return local_steps(self._trainer.config, len(self._trainer.federation.silos[silo]))
+    def _train(self, runs: Mapping[int, RunRound], step_limit: int | None = None) -> None:
+        chosen = {run: set(under_way.job.context.participants) for run, under_way in runs.items()}
+        for number, stack in enumerate(self._stacks):
+            left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
+            left.sort(key=lambda member: (-member.steps, member.run, member.index))
+            while left := [member for member in left if runs[member.run].error is None]:
+                chunk = left[: self.chunk]
+                try:
+                    self._train_chunk(number, stack, chunk, runs, step_limit)
+                except torch.OutOfMemoryError as error:
+                    self._halve(error)
+                    continue
+                left = left[len(chunk) :]
 
     def _halve(self, error: Exception) -> None:
         if self.chunk == 1:
@@ -145,78 +133,51 @@ class FusedEngine:
     def _program(self, number: int, stack: Stack) -> tuple[StackProgram, Runner]:
         """A stack's memory and its runner, made when they are first needed."""
         if number not in self._programs:
-            trainer, options = self._trainer, self._options
-            size = min(self.chunk, len(stack.silos))
-            program = StackProgram(trainer, stack, size, self._trials[number], options.precision, options.compiled)
+            options = self._options
+            size = min(self.chunk, len(stack.members))
+            program = StackProgram(stack, size, self._trials[number], options.precision, options.compiled)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(size), max(map(self._steps, stack.silos)))
-                runner = GraphRunner(program, options.precision, trainer, steps)
+                steps = min(self._window(stack, size), max(member.steps for member in stack.members))
+                runner = GraphRunner(program, options.precision, stack.kind, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
-    def _window(self, silos: int) -> int:
+    def _window(self, stack: Stack, silos: int) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers_per_step(self._trainer)))
+        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers_per_step(stack.kind)))
 
     def _train_chunk(
         self,
         number: int,
         stack: Stack,
-        silos: list[int],
-        state: FederationState,
-        context: RoundContext,
-        mean: StackedMean | None,
+        members: Sequence[Member],
+        runs: Mapping[int, RunRound],
         step_limit: int | None,
-    ) -> list[Result]:
+    ) -> None:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
-        schedule = Schedule(self._trainer, stack, silos, context.round, step_limit)
+        context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
+        schedule = Schedule(stack, members, context.round, step_limit)
         program.begin(context)
         runner.prepare(schedule.counts(), context.round)
-        sites = [site_of(self._trainer.federation, silo) for silo in silos]
-        program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
-        for window in schedule.windows(self._window(program.size)):
+        program.load(members, [runs[member.run].job.state for member in members])
+        for window in schedule.windows(self._window(stack, program.size)):
             runner.run(window)
-        results = self._results(program, silos, schedule.steps, state, context)
-        if mean is not None:
-            mean.add(program.weights, sites, [result.update for result in results])
-        seconds = time.perf_counter() - start
-        return [self._handed_on(result, mean is not None, seconds / len(results)) for result in results]
-
-    def _results(
-        self,
-        program: StackProgram,
-        silos: Sequence[int],
-        steps: Sequence[int],
-        state: FederationState,
-        context: RoundContext,
-    ) -> list[Result]:
-        """Every update passes the egress guard and the server's look at it; their tensors are views of the stack."""
-        plan, federation = self._trainer.method.plan, self._trainer.federation
-        finite = finite_rows([tensor[: len(silos)] for tensor in program.weights.values()]).tolist()
-        results = []
-        found = zip(silos, steps, program.terms(steps), program.kept(len(silos)), strict=True)
-        for position, (silo, count, terms, kept) in enumerate(found):
-            site = site_of(federation, silo)
-            parts = plan.split({name: tensor[position] for name, tensor in program.weights.items()}, site)
-            update = Update(
-                silo=federation.silos[silo].name,
-                round=context.round,
-                blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-                weights=self._trainer.weights(federation.silos[silo]),
-            )
-            egress = pass_egress(update, plan, site, parts)
-            if not finite[position]:
-                check_update(update, state.server.blocks)
-            results.append(Result(silo, update, egress, kept, terms, count, 0.0))
-        return results
+        trained = self._trained(program, members, schedule.steps)
+        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in trained.items()]
+        # Only now: a chunk that does not fit into memory leaves no half of itself behind.
+        seconds = (time.perf_counter() - start) / len(members)
+        for run, part in parts:
+            run.take(part, seconds)
 
     @staticmethod
-    def _handed_on(result: Result, merged: bool, seconds: float) -> Result:
-        """The result without its views of the stack, which the next chunk overwrites."""
-        blocks = {
-            key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in part.items()}
-            for key, part in ({} if merged else result.update.blocks).items()
-        }
-        return replace(result, update=replace(result.update, blocks=blocks), seconds=seconds)
+    def _trained(program: StackProgram, members: Sequence[Member], steps: Sequence[int]) -> dict[int, list[Trained]]:
+        """What training left at each place, by run."""
+        count = len(members)
+        finite = finite_rows([tensor[:count] for tensor in program.weights.values()]).tolist()
+        found = zip(members, range(count), steps, program.terms(steps), program.kept(count), finite, strict=True)
+        by_run: dict[int, list[Trained]] = {}
+        for trained in itertools.starmap(Trained, found):
+            by_run.setdefault(trained.member.run, []).append(trained)
+        return by_run

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.engines.fused_stack import Stack
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.fused_stack import Kind, Member, Stack
 from fedloom.federation.records import Batch, as_float
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
+from fedloom.streams import streams_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,30 +35,26 @@ class Window:
 
 
 class Schedule:
-    """What the silos of a chunk do in a round; silos come in descending order of their number of steps."""
+    """What the members of a chunk do in a round; they come in descending order of their number of steps."""
 
-    def __init__(
-        self, trainer: Trainer, stack: Stack, silos: Sequence[int], round: int, limit: int | None = None
-    ) -> None:
-        self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
-        sizes = [len(trainer.federation.silos[silo]) for silo in silos]
-        self.steps = [local_steps(trainer.config, size) for size in sizes]
-        if limit is not None:
-            self.steps = [min(steps, limit) for steps in self.steps]
+    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
+        self._local, self._phases, self._round = stack.kind.local, stack.kind.phases, round
+        sizes = [len(member.silo) for member in members]
+        self.steps = [member.steps if limit is None else min(member.steps, limit) for member in members]
         assert self.steps == sorted(self.steps, reverse=True), "those that finish first come last"
         device = stack.records.x.device
         self._device = device
-        self._number = torch.tensor(silos, device=device)
-        self._offset = torch.tensor([stack.offsets[silo] for silo in silos], device=device)
+        self._seeds = [member.trainer.config.seed for member in members]
+        self._number = torch.tensor([member.index for member in members], device=device)
+        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
         self._size = torch.tensor(sizes, device=device)
         self._longest = max(sizes)
-        epochs = torch.arange(trainer.config.local.epochs, device=device)
-        self._orders = trainer.streams.permutation(
+        self._orders = streams_of(self._seeds).permutation(
             "batches",
             self._longest,
             silo=self._number.unsqueeze(1),
             round=round,
-            step=epochs,
+            step=torch.arange(self._local.epochs, device=device),
             shorter=(self._longest - self._size).unsqueeze(1),
             device=device,
         )  # (silos, epochs, longest)
@@ -78,7 +74,7 @@ class Schedule:
         return sum(steps >= step for steps in self.steps)
 
     def _window(self, first: int, last: int, silos: int) -> Window:
-        batch = self._trainer.config.local.batch_size
+        batch = self._local.batch_size
         step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
         size = self._size[:silos]
         per_epoch = (size + batch - 1) // batch
@@ -88,13 +84,14 @@ class Schedule:
         place = (step // per_epoch).unsqueeze(2) * self._longest + inside  # (steps, silos, batch)
         order = self._orders[:silos].flatten(1)
         rows = torch.gather(order.expand(len(step), -1, -1), 2, place) + self._offset[:silos].unsqueeze(1)
-        noise = tuple(self._noise(phase, step, silos) for phase in self._trainer.method.phases)
+        noise = tuple(self._noise(phase, step, silos) for phase in self._phases)
         return Window(rows, mask.to(torch.float32), noise)
 
     def _noise(self, phase: Phase, step: Tensor, silos: int) -> Tensors:
-        batch = self._trainer.config.local.batch_size
+        batch = self._local.batch_size
         return {
-            name: self._trainer.streams.normal(
+            name: streams_of(self._seeds[:silos])
+            .normal(
                 f"noise/{phase.name}/{name}",
                 batch,
                 math.prod(shape),
@@ -102,15 +99,16 @@ class Schedule:
                 round=self._round,
                 step=step,
                 device=self._device,
-            ).reshape(len(step), silos, batch, *shape)
+            )
+            .reshape(len(step), silos, batch, *shape)
             for name, shape in phase.objective.noise.items()
         }
 
 
-def numbers_per_step(trainer: Trainer) -> int:
+def numbers_per_step(kind: Kind) -> int:
     """How many numbers a window holds for each step of a silo."""
-    noise = sum(math.prod(s) for phase in trainer.method.phases for s in phase.objective.noise.values())
-    return trainer.config.local.batch_size * (noise + 3)  # index (two words) and mask
+    noise = sum(math.prod(s) for phase in kind.phases for s in phase.objective.noise.values())
+    return kind.local.batch_size * (noise + 3)  # index (two words) and mask
 
 
 def gathered(stack: Stack, index: Tensor, mask: Tensor) -> Tensors:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedloom.engines.fused_batches import Window
 from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_stack import Kind
 from fedloom.engines.fused_step import Precision, matrix_precision
-from fedloom.engines.training import Trainer
 from fedloom.sharing.plan import Tensors
 
 WARM_UP = 2  # steps before a recording, in which libraries take their memory
@@ -51,18 +51,18 @@ class GraphRunner:
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """
 
-    def __init__(self, program: StackProgram, precision: Precision, trainer: Trainer, steps: int) -> None:
+    def __init__(self, program: StackProgram, precision: Precision, kind: Kind, steps: int) -> None:
         self._program, self._precision = program, precision
         self._round = 0
         device = next(iter(program.weights.values())).device
-        batch = trainer.config.local.batch_size
+        batch = kind.local.batch_size
 
         def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(steps, program.size, batch, *shape, dtype=dtype, device=device)
 
         self._index, self._mask = buffer(dtype=torch.int64), buffer()
         self._noise: list[Tensors] = [
-            {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in trainer.method.phases
+            {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in kind.phases
         ]
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
