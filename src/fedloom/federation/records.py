@@ -159,6 +159,7 @@ class Federation:
     test: Records
     groups: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
 
     def __post_init__(self) -> None:
         if not self.silos:
