@@ -138,6 +138,7 @@ class LocalConfig:
 
     epochs: int = field(default=5, metadata=at_least(1))
     batch_size: int = field(default=32, metadata=at_least(1))
+    shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = field(default=1e-3, metadata=above(0))
     keep_optimizer: bool = False

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
-from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state
+from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state, participants_of
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
@@ -21,7 +21,7 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
-from fedloom.federation.participation import participants
+from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
@@ -154,11 +154,8 @@ class Experiment:
         return run
 
     def _context(self, number: int) -> RoundContext:
-        """Who takes part in a round; the one silo of the centralised layout always does."""
-        chosen: tuple[int, ...] = (0,)
-        if self.config.data.layout == "federated":
-            chosen = participants(self.config.participation, len(self.federation), number, self.streams)
-        return RoundContext(number, self.config.rounds, chosen)
+        """Who takes part in a round."""
+        return RoundContext(number, self.config.rounds, participants_of(self.config, self.federation, number))
 
     def _row(self, report: RoundReport) -> dict[str, Any]:
         """What metrics.jsonl says of a round beside its metrics."""

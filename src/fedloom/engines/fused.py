@@ -54,6 +54,8 @@ class FusedEngine:
     def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
         if trainer.privacy:
             raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
+        if not trainer.method.phases:
+            raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self._trainer, self._options = trainer, options
         self.chunk = options.chunk
         self._stacks = stacks_of(trainer, options.device)
@@ -178,7 +180,7 @@ class FusedEngine:
         program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
         for window in schedule.windows(self._window(program.size)):
             runner.run(window)
-        results = self._results(program, silos, schedule.steps, state, context)
+        results = self._results(program, silos, schedule.steps, state, context, trial=step_limit is not None)
         if mean is not None:
             mean.add(program.weights, sites, [result.update for result in results])
         seconds = time.perf_counter() - start
@@ -191,6 +193,8 @@ class FusedEngine:
         steps: Sequence[int],
         state: FederationState,
         context: RoundContext,
+        *,
+        trial: bool,
     ) -> list[Result]:
         """Every update passes the egress guard and the server's look at it; their tensors are views of the stack."""
         plan, federation = self._trainer.method.plan, self._trainer.federation
@@ -199,15 +203,17 @@ class FusedEngine:
         found = zip(silos, steps, program.terms(steps), program.kept(len(silos)), strict=True)
         for position, (silo, count, terms, kept) in enumerate(found):
             site = site_of(federation, silo)
-            parts = plan.split({name: tensor[position] for name, tensor in program.weights.items()}, site)
+            weights = {name: tensor[position] for name, tensor in program.weights.items()}
+            parts = plan.split(weights, site)
             update = Update(
                 silo=federation.silos[silo].name,
                 round=context.round,
                 blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
                 weights=self._trainer.weights(federation.silos[silo]),
+                payloads={} if trial else self._trainer.payloads(silo, weights, context),
             )
             egress = pass_egress(update, plan, site, parts)
-            if not finite[position]:
+            if not finite[position] or update.payloads:
                 check_update(update, state.server.blocks)
             results.append(Result(silo, update, egress, kept, terms, count, 0.0))
         return results
