@@ -21,7 +21,6 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
-from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
