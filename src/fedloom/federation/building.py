@@ -58,7 +58,7 @@ def federation_from_arrays(
 
 def _federation(dataset: Dataset, shares: Shares) -> Federation:
     silos = tuple(Silo(name, dataset.train.take(index)) for name, index in shares)
-    return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes)
+    return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes, dataset.attributes)
 
 
 def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Table:
