@@ -130,6 +130,7 @@ class PrivacyConfig:
     accountant: Literal["pld", "rdp", "filter"] = "pld"
     trust: Literal["local", "distributed"] = "local"
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
+    shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,6 @@ class LocalConfig:
 
     epochs: int = field(default=5, metadata=at_least(1))
     batch_size: int = field(default=32, metadata=at_least(1))
-    shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = field(default=1e-3, metadata=above(0))
     keep_optimizer: bool = False
