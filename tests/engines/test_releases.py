@@ -284,7 +284,7 @@ def test_a_silo_that_cannot_pay_sends_nothing(tmp_path: Path) -> None:
         FEDERATION,
     )
     assert trainer.privacy[0].release_noise == {"moments": 1.0}
-    poor = replace(trainer.privacy[1], settings=replace(trainer.privacy[1].settings, epsilon=6.0))
+    poor = replace(trainer.privacy[1], settings=replace(trainer.privacy[1].settings, epsilon=4.5))
     trainer = replace(trainer, privacy=(trainer.privacy[0], poor, trainer.privacy[2]))
     charging = Charging(trainer, tmp_path / "ledger.sqlite")
     state = initial_state(trainer.method, FEDERATION, trainer.config)
