@@ -21,7 +21,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs"},
     {"engines", "evaluation", "reports", "release"},
-    {"experiment"},
+    {"experiment", "embedding"},
     {"sweep"},
     {"cli", "studio", "__main__"},
 )

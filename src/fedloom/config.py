@@ -80,6 +80,17 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutliersConfig:
+    """Records of another source in chosen silos, to see whether training gives them away; no source: none."""
+
+    source: str = ""
+    path: str = ""
+    group: str = ""  # of that source; all of them unless told
+    share: float = field(default=0.05, metadata=rate())  # of the silo's own records, on top of them
+    silos: tuple[str, ...] = ()  # by name
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the records come from and who holds them."""
 
@@ -92,6 +103,7 @@ class DataConfig:
     alpha: float = field(default=0.3, metadata=above(0))
     classes_per_silo: int = field(default=2, metadata=at_least(1))
     records_per_silo: int = field(default=0, metadata=at_least(0))
+    outliers: OutliersConfig = field(default_factory=OutliersConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +130,7 @@ class PrivacyConfig:
     accountant: Literal["pld", "rdp", "filter"] = "pld"
     trust: Literal["local", "distributed"] = "local"
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
+    shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from fedloom.engines.base import (
     RoundReport,
     SiloState,
     initial_state,
+    participants_of,
 )
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import device_of, make_engine
@@ -31,7 +32,6 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
-from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
@@ -174,11 +174,8 @@ class Experiment:
                 tracker.close()
 
     def _context(self, number: int) -> RoundContext:
-        """Who takes part in a round; the one silo of the centralised layout always does."""
-        chosen: tuple[int, ...] = (0,)
-        if self.config.data.layout == "federated":
-            chosen = participants(self.config.participation, len(self.federation), number, self.streams)
-        return RoundContext(number, self.config.rounds, chosen)
+        """Who takes part in a round."""
+        return RoundContext(number, self.config.rounds, participants_of(self.config, self.federation, number))
 
     def _row(self, report: RoundReport) -> dict[str, Any]:
         """What metrics.jsonl says of a round beside its metrics."""

@@ -29,7 +29,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import recipes
 from fedloom.objectives.base import Losses, Objective
 from fedloom.privacy import planning
-from fedloom.privacy.accounting import Gaussian, default_delta, spent
+from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from support import assert_same_run, federation_of, tiny_config
@@ -220,9 +220,15 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(
-        budget: planning.Budget, rounds: int, kind: str, rate: float, steps: int, given: float
+        budget: planning.Budget,
+        rounds: int,
+        kind: str,
+        rate: float,
+        steps: int,
+        given: float,
+        beside: tuple[Event, ...],
     ) -> tuple[float, ...]:
-        return calibrated(budget, 1, kind, rate, steps, given) * rounds
+        return calibrated(budget, 1, kind, rate, steps, given, beside) * rounds
 
     calibrated = planning._calibrated
     monkeypatch.setattr(planning, "_calibrated", forgetful)

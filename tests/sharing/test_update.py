@@ -11,7 +11,7 @@ from fedloom.federation.rounds import Site
 from fedloom.sharing.plan import GLOBAL, GROUP, SILO, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import DivergedError, Update, check_update, pass_egress
 
-HISTOGRAM = Payload("histogram", "the labels of the silo, in clear")
+HISTOGRAM = Payload("histogram", "the labels of the silo, in clear", {"counts": (10,)})
 PLAN = SharingPlan({"encoder": SILO, "decoder": GROUP, "trunk": GLOBAL}, ("a", "b"))
 SITE = Site("north", (0,))
 TRUNK, DECODER = BlockKey("trunk", "all"), BlockKey("decoder", "group=a")
@@ -31,17 +31,32 @@ def test_what_is_declared_passes_and_is_logged_to_the_byte() -> None:
         "silo": "north",
         "bytes": 84,
         "blocks": {"trunk@all": {"weight": [2, 3], "bias": [3]}, "decoder@group=a": {"weight": [4]}},
-        "payloads": ["records"],
+        "payloads": {"records": {}},
         "sha256": "",
     }
 
 
 def test_declared_payloads_pass_and_count() -> None:
     plan = replace(PLAN, payloads=(*PLAN.payloads, HISTOGRAM))
-    update = replace(DECLARED, payloads={"histogram": torch.zeros(10)})
+    update = replace(DECLARED, payloads={"histogram": {"counts": torch.zeros(10)}})
     record = pass_egress(update, plan, SITE, SHAPES)
     assert record.bytes == 84 + 40
-    assert record.payloads == ("records", "histogram")
+    assert record.payloads == {"records": {}, "histogram": {"counts": (10,)}}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("counts", (11,)), ("names", (10,))])
+def test_a_payload_has_the_tensors_that_were_declared(name: str, shape: tuple[int, ...]) -> None:
+    plan = replace(PLAN, payloads=(*PLAN.payloads, HISTOGRAM))
+    update = replace(DECLARED, payloads={"histogram": {name: torch.zeros(shape)}})
+    complaint = rf"tensor '{name}' of shape \({shape[0]},\) in payload 'histogram', which its sharing plan does not"
+    with pytest.raises(EgressError, match=complaint):
+        pass_egress(update, plan, SITE, SHAPES)
+
+
+def test_the_server_refuses_payloads_that_are_not_finite() -> None:
+    update = replace(DECLARED, payloads={"histogram": {"counts": torch.tensor([1.0, math.nan])}})
+    with pytest.raises(DivergedError, match="not finite in payload 'histogram/counts' in round 3"):
+        check_update(update, SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +70,7 @@ def test_declared_payloads_pass_and_count() -> None:
         (replace(DECLARED, blocks={BlockKey("extra", "all"): {}}), "block 'extra@all'"),
         (replace(DECLARED, blocks={TRUNK: {"records": torch.zeros(2, 3)}}), r"tensor 'records' of shape \(2, 3\)"),
         (replace(DECLARED, blocks={TRUNK: {"weight": torch.zeros(3, 2)}}), r"tensor 'weight' of shape \(3, 2\)"),
-        (replace(DECLARED, payloads={"histogram": torch.zeros(10)}), "payload 'histogram'"),
+        (replace(DECLARED, payloads={"histogram": {"counts": torch.zeros(10)}}), "payload 'histogram'"),
         (replace(DECLARED, weights={"all": 9.0, "label=3": 4.0}), "payload 'records of label=3'"),
         (replace(DECLARED, weights={"all": 9.0, "group=b": 4.0}), "payload 'records of group=b'"),
     ],
@@ -68,7 +83,7 @@ def test_nothing_undeclared_leaves(update: Update, complaint: str) -> None:
 def test_the_number_of_records_is_a_payload_like_any_other() -> None:
     with pytest.raises(EgressError, match="payload 'records'"):
         pass_egress(DECLARED, replace(PLAN, payloads=()), SITE, SHAPES)
-    assert pass_egress(replace(DECLARED, weights={}), replace(PLAN, payloads=()), SITE, SHAPES).payloads == ()
+    assert pass_egress(replace(DECLARED, weights={}), replace(PLAN, payloads=()), SITE, SHAPES).payloads == {}
 
 
 def test_the_server_accepts_what_it_knows_and_blocks_it_does_not_hold() -> None:

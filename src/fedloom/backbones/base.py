@@ -31,6 +31,11 @@ class Backbone(ABC):
         """The public head's logits for features, so that images are extracted once for both."""
         raise ConfigError(f"backbone '{self.name}' has no class head; choose one that was trained on classes")
 
+    @property
+    def head(self) -> Tensor:
+        """The public head's weights, (classes, d)."""
+        raise ConfigError(f"backbone '{self.name}' has no class head; choose one that was trained on classes")
+
     @torch.inference_mode()
     def features(self, x: Tensor) -> Tensor:
         """(n, C, H, W) in [0, 1] to (n, d) float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -10,7 +11,9 @@ import torch
 from fedloom.backbones.base import Backbone
 from fedloom.backbones.efficientnet import EfficientNetLite
 from fedloom.backbones.inception import Inception2015
+from fedloom.backbones.own import OwnModule
 from fedloom.backbones.pixels import Pixels
+from fedloom.backbones.timm_models import TimmModel
 from fedloom.errors import ConfigError, unknown
 
 
@@ -29,11 +32,20 @@ BACKBONES: dict[str, BackboneFactory] = {
     "pixels": Pixels,
 }
 
+# Families of backbones: "timm/<model>", "module/<package.file:name>".
+FAMILIES: dict[str, Callable[[str], BackboneFactory]] = {
+    "timm": lambda model: partial(TimmModel, model),
+    "module": lambda path: partial(OwnModule, path),
+}
+NAMES = (*BACKBONES, *(f"{family}/..." for family in FAMILIES))
+
 
 def load_backbone(name: str, *, device: torch.device | str = "cpu", resolution: int = 0, weights: str = "") -> Backbone:
     """The backbone of that name, ready to extract."""
-    if name not in BACKBONES:
-        raise ConfigError(unknown("backbone", name, BACKBONES))
+    family, _, rest = name.partition("/")
+    if name not in BACKBONES and not (family in FAMILIES and rest):
+        raise ConfigError(unknown("backbone", name, NAMES))
     if resolution < 0:
         raise ConfigError(f"resolution = {resolution} must be a side in pixels, or 0 for the backbone's own")
-    return BACKBONES[name](device=device, resolution=resolution, weights=weights)
+    factory = FAMILIES[family](rest) if rest else BACKBONES[name]
+    return factory(device=device, resolution=resolution, weights=weights)

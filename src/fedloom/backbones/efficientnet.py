@@ -45,6 +45,12 @@ class EfficientNetLite(Backbone):
         maps: Tensor = self.network.extract_features(channels_last)
         return maps.mean(dim=(2, 3))
 
+    @property
+    def head(self) -> Tensor:
+        """Of the 1000 ImageNet classes."""
+        weight: Tensor = self.network._fc.weight
+        return weight
+
     @torch.inference_mode()
     def classify(self, features: Tensor) -> Tensor:
         """ImageNet logits."""

@@ -33,12 +33,17 @@ class Inception2015(Backbone):
         features: Tensor = self.network(pixels)[0]
         return features
 
+    @property
+    def head(self) -> Tensor:
+        """Of the 1008 classes."""
+        head = self.network.fc
+        assert isinstance(head, nn.Linear)
+        return head.weight
+
     @torch.inference_mode()
     def classify(self, features: Tensor) -> Tensor:
         """Logits without the bias, as the original inception score takes them."""
-        head = self.network.fc
-        assert isinstance(head, nn.Linear)
-        return features.to(self.device) @ head.weight.T
+        return features.to(self.device) @ self.head.T
 
 
 def _network(weights: str) -> nn.Module:

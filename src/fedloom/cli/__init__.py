@@ -11,6 +11,7 @@ from fedloom.cli import (
     catalogue,
     comparison,
     data,
+    embedding,
     evaluation,
     inspection,
     ledger,
@@ -55,6 +56,7 @@ app.command("evaluate")(evaluation.evaluate)
 app.command("compare")(comparison.compare)
 app.command("sweep")(sweeping.sweep)
 app.command("report")(reporting.report)
+app.command("embed")(embedding.embed)
 app.command("list")(catalogue.list_names)
 app.add_typer(data.app, name="data")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fedloom.config import Config
+from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState
@@ -106,6 +107,13 @@ class Engine(Protocol):
 def site_of(federation: Federation, silo: int) -> Site:
     """A silo as the models and the sharing plan see it."""
     return Site(federation.silos[silo].name, federation.silos[silo].groups)
+
+
+def participants_of(config: Config, federation: Federation, round: int) -> tuple[int, ...]:
+    """Who takes part in a round: a public draw; the one silo of the centralised layout always does."""
+    if config.data.layout == "centralised":
+        return (0,)
+    return participants(config.participation, len(federation), round, Streams(config.seed))
 
 
 def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey, Tensors]:

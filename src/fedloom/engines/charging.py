@@ -17,10 +17,8 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
 from fedloom.privacy.ledger import BudgetSpentError, Ledger
-from fedloom.privacy.planning import SiloPlan, check_settings, unit_numbers
+from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
-
-RELEASE = "update"  # what a silo sends at the end of a round: all its noisy steps
 
 
 def silo_plans(
@@ -37,8 +35,13 @@ def silo_plans(
     for block in config.privacy.blocks:
         if block not in method.plan.blocks:
             raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
+    payloads = [release.name for release in method.releases]
+    for name in config.privacy.shares:
+        if name not in payloads:
+            raise ConfigError("privacy.shares: " + unknown("payload", name, payloads))
     private = [phase for phase in method.phases if phase.touches_records]
-    whole = {block for phase in private for block in phase.trains} <= set(config.privacy.blocks)
+    trained = {block for phase in private for block in phase.trains}
+    whole = trained <= set(config.privacy.blocks)
     settings = replace(config.privacy, blocks=()) if whole else config.privacy
     plans = []
     for index, silo in enumerate(federation.silos):
@@ -46,9 +49,18 @@ def silo_plans(
         units = len(silo) if subject is None else int(subject.max()) + 1
         rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
         steps = len(private) * local_steps(config, units)
-        plans.append(SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings))
+        releases = tuple(
+            PlannedRelease(
+                release.name,
+                release.statistic,
+                release.rounds(rounds),
+                settings.shares.get(release.name, release.share),
+            )
+            for release in method.releases
+        )
+        plans.append(SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings, releases))
     for plan in plans:
-        _ = plan.budget, plan.noise  # complains of what cannot be had before a run folder exists
+        _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
     return tuple(plans)
 
 
@@ -71,8 +83,8 @@ class Charging:
             # With the seed (in the configuration) all that determines the release: doing it again is the same one.
             content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
             try:
-                event = plan.event(context.round)
-                self._ledger.charge(run, silo.name, context.round, RELEASE, event, content=content)
+                for release, event in plan.events(context.round).items():
+                    self._ledger.charge(run, silo.name, context.round, release, event, content=content)
             except BudgetSpentError as error:
                 warnings.warn(str(error), FedloomWarning, stacklevel=2)
             else:

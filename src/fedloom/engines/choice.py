@@ -22,6 +22,7 @@ from fedloom.engines.calibration import (
 )
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
+from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
@@ -41,6 +42,8 @@ def make_engine(trainer: Trainer, state: FederationState, earlier: Mapping[str, 
     wanted = trainer.config.engine
     device = device_of(wanted)
     name = wanted.name
+    if not trainer.method.phases:  # nothing to batch, nothing to measure
+        return ReferenceEngine(trainer, workers=max(wanted.workers, 1), threads=max(wanted.threads, 1))
     if name == "auto" and earlier.get("device") == device.type:
         name = earlier["name"]
     if name == "reference" and earlier.get("threads") and not wanted.threads:

@@ -49,6 +49,9 @@ class FusedEngine:
         self._trainers, self._options = (trainer, *packed), options
         if any(trainer.privacy for trainer in self._trainers):
             raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
+        for trainer in self._trainers:
+            if not trainer.method.phases:
+                raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self.chunk = options.chunk
         self._stacks = stacks_of(self._trainers, options.device)
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
@@ -99,7 +102,7 @@ class FusedEngine:
 
     def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
         """The silos' half of a round of the first run, for trials."""
-        under_way = RunRound(self._trainers[0], Job(state, context, lambda _: None), merging=False)
+        under_way = RunRound(self._trainers[0], Job(state, context, lambda _: None), trial=True)
         self._train({0: under_way}, step_limit)
         return under_way.results
 

@@ -40,8 +40,8 @@ class Part:
 class RunRound:
     """The round of one run, under way."""
 
-    def __init__(self, trainer: Trainer, job: Job, merging: bool = True) -> None:
-        self.job, self._trainer = job, trainer
+    def __init__(self, trainer: Trainer, job: Job, trial: bool = False) -> None:
+        self.job, self._trainer, self._trial = job, trainer, trial
         self.results: list[Result] = []
         self.error: FedloomError | None = None
         totals: dict[str, float] = {}
@@ -50,7 +50,7 @@ class RunRound:
                 totals[owner] = totals.get(owner, 0.0) + count
         step = trainer.method.server_step
         # Any other server step sees the updates themselves, as in every engine.
-        self._mean = StackedMean(step, totals) if merging and type(step) is Mean else None
+        self._mean = StackedMean(step, totals) if not trial and type(step) is Mean else None
 
     def gathered(self, trained: Sequence[Trained], weights: Tensors) -> Part:
         """What this run gets of a chunk; a mistake in it is kept as the run's own."""
@@ -93,14 +93,16 @@ class RunRound:
     def _result(self, found: Trained, weights: Tensors) -> Result:
         """The update passes the egress guard and the server's look at it."""
         plan, silo, site = self._trainer.method.plan, found.member.silo, found.member.site
-        parts = plan.split({name: tensor[found.position] for name, tensor in weights.items()}, site)
+        mine = {name: tensor[found.position] for name, tensor in weights.items()}
+        parts = plan.split(mine, site)
         update = Update(
             silo=silo.name,
             round=self.job.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
             weights=self._trainer.weights(silo),
+            payloads={} if self._trial else self._trainer.payloads(found.member.index, mine, self.job.context),
         )
         egress = pass_egress(update, plan, site, parts)
-        if not found.finite:
+        if not found.finite or update.payloads:
             check_update(update, self.job.state.server.blocks)
         return Result(found.member.index, update, egress, found.kept, found.terms, found.steps, 0.0)

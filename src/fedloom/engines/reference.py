@@ -147,9 +147,10 @@ def _train_in_worker(task: Task, data: bytes) -> tuple[Result, bytes]:
     result = _trainer.train(
         replace(task, received=_under("received/", tensors), state=SiloState(_under("state/", tensors)))
     )
-    blocks = {f"blocks/{key}/{n}": t for key, block in result.update.blocks.items() for n, t in block.items()}
-    tensors = blocks | {f"state/{n}": t for n, t in result.state.tensors.items()}
-    bare = replace(result, update=replace(result.update, blocks={}), state=SiloState())
+    tensors = {f"blocks/{key}/{n}": t for key, block in result.update.blocks.items() for n, t in block.items()}
+    tensors |= {f"payloads/{name}/{n}": t for name, part in result.update.payloads.items() for n, t in part.items()}
+    tensors |= {f"state/{n}": t for n, t in result.state.tensors.items()}
+    bare = replace(result, update=replace(result.update, blocks={}, payloads={}), state=SiloState())
     return bare, save(_contiguous(tensors))
 
 
@@ -159,9 +160,13 @@ def _unpacked(result: Result, data: bytes) -> Result:
     for name, tensor in _under("blocks/", tensors).items():
         key, _, parameter = name.rpartition("/")
         blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
+    payloads: dict[str, Tensors] = {}
+    for name, tensor in _under("payloads/", tensors).items():
+        payload, _, part = name.rpartition("/")
+        payloads.setdefault(payload, {})[part] = tensor
     return replace(
         result,
-        update=replace(result.update, blocks=blocks),
+        update=replace(result.update, blocks=blocks, payloads=payloads),
         state=SiloState(_under("state/", tensors)),
         egress=replace(result.egress, sha256=sha256(data).hexdigest()),
     )

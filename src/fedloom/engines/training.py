@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, site_of
+from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, participants_of, site_of
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.planning import SiloPlan, unit_numbers
+from fedloom.privacy.releases import SumNoise
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
@@ -58,6 +60,12 @@ class Trainer:
         return Streams(self.config.seed)
 
     @cached_property
+    def attended(self) -> list[tuple[int, ...]]:
+        """For each silo the rounds that it takes part in, as drawn in public before the run."""
+        chosen = {r: participants_of(self.config, self.federation, r) for r in range(1, self.config.rounds + 1)}
+        return [tuple(r for r, silos in chosen.items() if i in silos) for i in range(len(self.federation))]
+
+    @cached_property
     def _templates(self) -> dict[tuple[int, ...], nn.Module]:
         return {}
 
@@ -86,6 +94,7 @@ class Trainer:
             round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
             weights=self.weights(silo),
+            payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context),
         )
         return Result(
             silo=task.silo,
@@ -111,6 +120,8 @@ class Trainer:
         def plain_step(learner: Learner, batch: Batch, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return self._step(learner, model, batch, noise, received, task.context)
 
+        if not learners:
+            return
         if task.mechanism is not None:
             private = PrivateTraining(task.mechanism, silo, task, self.streams, self.config.local.batch_size, bounds)
             units = self.privacy[task.silo].units
@@ -220,6 +231,29 @@ class Trainer:
             for phase in self.method.phases:
                 if phase.touches_records:
                     check_private(model, phase, parameters_of(phase, model), silo, self.streams)
+
+            for release in self.method.releases:
+                release.statistic.check(silo.train, model)
+
+    def payloads(self, silo: int, weights: Mapping[str, Tensor], context: RoundContext) -> dict[str, Tensors]:
+        """What a silo sends beside its blocks in a round, given its model's weights after training.
+
+        Under a mechanism it must have been charged before this is called.
+        """
+        due = [release for release in self.method.releases if context.round in release.rounds(self.attended[silo])]
+        if not due:
+            return {}
+        owner, model = self.federation.silos[silo], self._model(site_of(self.federation, silo))
+        model.load_state_dict(weights)
+        found: dict[str, Tensors] = {}
+        for release in due:
+            noise, moment = None, Moment(silo, context.round, 0, release.name)
+            if self.privacy and not release.statistic.problem:
+                plan = self.privacy[silo]
+                unit = unit_numbers(owner, plan.settings.unit)
+                noise = SumNoise(plan.release_noise[release.name], unit, StreamNoise(self.streams))
+            found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
+        return found
 
     def weights(self, silo: Silo) -> dict[str, float]:
         """How many records stand behind the silo's copies, in all and per group."""

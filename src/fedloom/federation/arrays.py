@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,14 @@ _COLOUR_CHANNELS = (1, 3)
 
 @dataclass(frozen=True)
 class Table:
-    """Checked examples with what is known about each: its class, its group, its owner."""
+    """Checked examples with what is known about each: its class, its group, its owner, its subject, its attributes."""
 
     x: Tensor
     y: Column | None = None
     group: Column | None = None
     owner: Column | None = None
+    subject: Column | None = None
+    attributes: Mapping[str, Column] = field(default_factory=dict)
 
     def rows(self, index: NDArray[np.int64]) -> Table:
         """The rows at ``index``, in that order."""
@@ -37,6 +39,8 @@ class Table:
             y=None if self.y is None else self.y[index],
             group=None if self.group is None else self.group[index],
             owner=None if self.owner is None else self.owner[index],
+            subject=None if self.subject is None else self.subject[index],
+            attributes={name: values[index] for name, values in self.attributes.items()},
         )
 
 
@@ -89,7 +93,11 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
         raise DataError(
             f"the held-out examples of '{name}' are {kind(test.x)}, but those to train on are {kind(train.x)}"
         )
+    if test.attributes.keys() != train.attributes.keys():
+        raise DataError(f"'{name}' gives attributes to some of its records only; give them to all, held-out ones too")
     classes, groups, owners = _distinct(train.y, test.y), _distinct(train.group, test.group), _distinct(train.owner)
+    subjects = _distinct(train.subject, test.subject)
+    attributes = {key: _distinct(train.attributes[key], test.attributes[key]) for key in sorted(train.attributes)}
 
     def whole(what: str, column: Column | None, distinct: Column, count: int) -> Tensor:
         numbers = _numbers(column, distinct, count)
@@ -100,7 +108,13 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
     def records(table: Table) -> Records:
         count = len(table.x)
         group = whole("group", table.group, groups, count) if len(groups) else torch.zeros(count, dtype=torch.int64)
-        return Records(x=table.x, y=_numbers(table.y, classes, count), group=group)
+        return Records(
+            x=table.x,
+            y=_numbers(table.y, classes, count),
+            group=group,
+            subject=None if table.subject is None else whole("subject", table.subject, subjects, count),
+            attributes=_one_hot(table, attributes) if attributes else None,
+        )
 
     return Dataset(
         name=name,
@@ -110,7 +124,15 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
         classes=tuple(map(str, classes)),
         owners=tuple(map(str, owners)),
         owner=whole("owner", train.owner, owners, len(train.x)) if len(owners) else None,
+        attributes=tuple(f"{key}={value}" for key, values in attributes.items() for value in values),
     )
+
+
+def _one_hot(table: Table, attributes: Mapping[str, Column]) -> Tensor:
+    """For each value of each attribute 1 where a record has it; an attribute that is not known is all zeros."""
+    return torch.cat(
+        [torch.from_numpy(table.attributes[key][:, None] == values) for key, values in attributes.items()], dim=1
+    ).to(torch.float32)
 
 
 def hold_out(table: Table) -> tuple[Table, Table]:

@@ -12,6 +12,7 @@ import torch
 from fedloom.config import DataConfig
 from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
+from fedloom.federation.outliers import with_outliers
 from fedloom.federation.partitions import Shares, by_owner, divide
 from fedloom.federation.records import Dataset, Federation, Silo
 from fedloom.federation.sources import SOURCES
@@ -23,7 +24,7 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     if config.source not in SOURCES:
         raise ConfigError("data.source: " + unknown("source", config.source, SOURCES))
     dataset = SOURCES[config.source].load(config.path)
-    federation = _federation(dataset, divide(dataset, config, streams))
+    federation = with_outliers(_federation(dataset, divide(dataset, config, streams)), config.outliers, streams)
     return federation.centralised() if config.layout == "centralised" else federation
 
 
@@ -57,7 +58,7 @@ def federation_from_arrays(
 
 def _federation(dataset: Dataset, shares: Shares) -> Federation:
     silos = tuple(Silo(name, dataset.train.take(index)) for name, index in shares)
-    return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes)
+    return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes, dataset.attributes)
 
 
 def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Table:

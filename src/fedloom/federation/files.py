@@ -121,17 +121,19 @@ MEDMNIST_NAMES = {
     "test_images": "x_test",
     "test_labels": "y_test",
 }
+ATTRIBUTE = "attribute_"
+COLUMNS = ("y_", "group_", "owner_", "subject_", ATTRIBUTE)
 
 
 def load_npz(path: str) -> Dataset:
-    """Arrays in an .npz file: ``x_train``, and where known ``y_train``, ``group_train`` and ``owner_train``.
+    """Arrays in an .npz file: ``x_train``, and where known ``y_train``, ``group_train``, ``owner_train`` and others.
 
     ``x`` holds uint8 or float images of shape (n, height, width), (n, channels, height, width) or
-    (n, height, width, 1 or 3), or float features of shape (n, d). ``y`` (class), ``group`` and ``owner`` (the
-    silo, for ``data.partition = "natural"``) hold a whole number or a text for each record. ``x_test``,
-    ``y_test`` and ``group_test`` are the held-out records; without ``x_test`` a tenth of the records, chosen at
-    random, is held out. The names of MedMNIST files (``train_images``, ``train_labels``, ``test_images``,
-    ``test_labels``) are understood too, and their ``val_*`` is left out.
+    (n, height, width, 1 or 3), or float features of shape (n, d). ``y`` (class), ``group``, ``owner`` (the silo, for
+    ``data.partition = "natural"``), ``subject`` (whose record it is) and ``attribute_<name>`` hold a whole number or
+    a text for each record. ``x_test``, ``y_test`` and so on are the held-out records; without ``x_test`` a tenth of
+    the records, chosen at random, is held out. The names of MedMNIST files (``train_images``, ``train_labels``,
+    ``test_images``, ``test_labels``) are understood too, and their ``val_*`` is left out.
     """
     file = _existing(path, "npz", "an .npz file")
     arrays = _arrays(file)
@@ -140,13 +142,31 @@ def load_npz(path: str) -> Dataset:
 
     def table(split: str) -> Table:
         x = examples(arrays[f"x_{split}"], f"x_{split} of {file}")
-        y, group, owner = (
-            column(arrays[key], len(x), f"{key} of {file}") if key in arrays else None
-            for key in (f"y_{split}", f"group_{split}", f"owner_{split}")
-        )
-        return Table(x, y, group, owner)
+        found = {
+            key.removesuffix(f"_{split}"): column(arrays[key], len(x), f"{key} of {file}")
+            for key in arrays
+            if key.endswith(f"_{split}") and key.startswith(COLUMNS)
+        }
+        attributes = {key.removeprefix(ATTRIBUTE): found.pop(key) for key in list(found) if key.startswith(ATTRIBUTE)}
+        return Table(x, attributes=attributes, **found)
 
     return assemble(file.stem, table("train"), table("test") if "x_test" in arrays else None)
+
+
+def load_embeddings(path: str) -> Dataset:
+    """An .npz file of labelled vectors, such as ``fedloom embed`` writes; what could not be learned from is refused."""
+    dataset = load_npz(path)
+    if len(dataset.train.shape) != 1:
+        raise DataError(f"{path} holds records of shape {dataset.train.shape}, not vectors; 'fedloom embed' makes some")
+    for name, records in (("training", dataset.train), ("held-out", dataset.test)):
+        if bool((records.y < 0).any()):
+            raise DataError(f"{path} gives {int((records.y < 0).sum())} of its {name} records no label; all need one")
+    learned = torch.unique(dataset.train.y)
+    if len(learned) < 2:
+        raise DataError(f"{path} has the class '{dataset.classes[learned[0]]}' alone; at least two must be told apart")
+    if unseen := sorted(set(range(len(dataset.classes))) - set(learned.tolist())):
+        raise DataError(f"{path} holds out class '{dataset.classes[unseen[0]]}', which no training record has")
+    return dataset
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:

@@ -118,6 +118,7 @@ class Dataset:
     classes: tuple[str, ...] = ()  # names of the labels; empty when unlabelled
     owners: tuple[str, ...] = ()  # names of natural silos, where the source knows them
     owner: Tensor | None = None  # (n,) int64 index into owners for each training record
+    attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +160,9 @@ class Federation:
     test: Records
     groups: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
+    unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
+    canaries: tuple[Canaries, ...] = ()  # of each silo that has some
 
     def __post_init__(self) -> None:
         if not self.silos:

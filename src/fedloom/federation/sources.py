@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.federation import archives, sample
+from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
-from fedloom.federation.files import load_image_folders, load_npz
+from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
 from fedloom.federation.records import Dataset, Records, concatenate
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
@@ -106,4 +107,13 @@ SOURCES: dict[str, Source] = {
         "your images in data.path: one folder a silo, inside it one folder a class if you like", load_image_folders
     ),
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
+    "embeddings": Source("labelled vectors in the .npz file data.path, as 'fedloom embed' writes it", load_embeddings),
+    "camelyon17": Source(
+        "Camelyon17 in the WILDS folder data.path: hospitals as silos, the official test hospital held out",
+        lambda path: load_camelyon(path, "official"),
+    ),
+    "camelyon17-hospitals": Source(
+        "Camelyon17 in the WILDS folder data.path: all five hospitals as silos, patients of each held out",
+        lambda path: load_camelyon(path, "patients"),
+    ),
 }

@@ -18,8 +18,9 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
 from fedloom.privacy.mechanism import Mechanism, NoPrivacy
+from fedloom.privacy.releases import Statistic
 from fedloom.sharing.merge import Weighting, merge
-from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
+from fedloom.sharing.plan import BlockKey, Payload, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
@@ -48,6 +49,29 @@ class Phase:
     objective: Objective
     optimizer: OptimizerPlan
     touches_records: bool = True  # only such phases need a privacy mechanism
+
+
+@dataclass(frozen=True)
+class Release:
+    """A payload that a silo computes from its own records, after the round's training, and sends beside its blocks.
+
+    The sharing plan must declare the payload, with the shapes of its tensors; the server step finds it in the update.
+    """
+
+    payload: Payload
+    statistic: Statistic
+    when: Literal["first", "every", "last"] = "first"  # of the rounds that the silo takes part in
+    share: float = 0.1  # of the privacy budget, unless ``privacy.shares`` says otherwise
+
+    @property
+    def name(self) -> str:
+        """The payload's."""
+        return self.payload.name
+
+    def rounds(self, attended: tuple[int, ...]) -> tuple[int, ...]:
+        """Those rounds, of the ones that a silo takes part in, in which it is sent."""
+        chosen = {"first": attended[:1], "every": attended, "last": attended[-1:]}
+        return chosen[self.when]
 
 
 @dataclass(frozen=True)
@@ -114,10 +138,11 @@ class Method:
     name: str
     plan: SharingPlan
     build: Callable[[Site], nn.Module]  # the model that a site trains or generates with
-    phases: tuple[Phase, ...]
+    phases: tuple[Phase, ...]  # none: silos train nothing
     server_step: ServerStep
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
     mechanism: Mechanism = field(default_factory=NoPrivacy)
+    releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,16 @@ COINS, NOISE = "privacy/coins", "privacy/noise"
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of one silo."""
+    """One step of one silo; what is no step of its training has a name for its use."""
 
     silo: int
     round: int
     step: int
+    use: str = ""
+
+    def stream(self, purpose: str) -> str:
+        """The name of a stream that no other use shares."""
+        return f"{purpose}/{self.use}" if self.use else purpose
 
 
 class Randomness(Protocol):
@@ -59,12 +64,13 @@ class StreamNoise:
 
     def uniform(self, count: int, moment: Moment) -> Tensor:
         """One number per record."""
-        return self.streams.uniform(COINS, count, silo=moment.silo, round=moment.round, step=moment.step)
+        purpose = moment.stream(COINS)
+        return self.streams.uniform(purpose, count, silo=moment.silo, round=moment.round, step=moment.step)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32."""
         where = {"silo": moment.silo, "round": moment.round, "step": moment.step}
-        return self.streams.normal(NOISE, 1, count, **where, device=device)[0]
+        return self.streams.normal(moment.stream(NOISE), 1, count, **where, device=device)[0]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class DeviceNoise(StreamNoise):
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32, from a generator that the moment seeds."""
-        high, low, _, _ = self.streams.words(NOISE, 1, silo=moment.silo, round=moment.round, step=moment.step)
+        purpose = moment.stream(NOISE)
+        high, low, _, _ = self.streams.words(purpose, 1, silo=moment.silo, round=moment.round, step=moment.step)
         generator = torch.Generator(device).manual_seed(int(((high >> 1) << 31 | (low >> 1)).item()))
         return torch.randn(count, generator=generator, device=device)
 

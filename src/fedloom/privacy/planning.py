@@ -12,11 +12,22 @@ from torch import Tensor
 from fedloom.config import PrivacyConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Silo
-from fedloom.privacy.accounting import Budget, Event, allocation, check_delta, default_delta, noise_by_round
+from fedloom.privacy.accounting import (
+    Budget,
+    Event,
+    Gaussian,
+    allocation,
+    calibrate,
+    check_delta,
+    default_delta,
+    noise_by_round,
+)
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
+from fedloom.privacy.releases import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
 
+UPDATE = "update"  # what a silo sends of its blocks at the end of a round: all its noisy steps
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
     "fixed": Fixed,
     "quantile": lambda bound: Quantile(initial=bound),
@@ -34,6 +45,9 @@ def check_settings(settings: PrivacyConfig) -> None:
     for silo, epsilon in settings.budgets.items():
         if not epsilon > 0:
             raise ConfigError(f"privacy.budgets.{silo} = {epsilon:g} must be greater than 0")
+    for payload, share in settings.shares.items():
+        if not 0 < share <= 1:
+            raise ConfigError(f"privacy.shares.{payload} = {share:g} must be greater than 0 and at most 1")
     if not settings.epsilon and not settings.noise_multiplier:
         raise ConfigError(
             "privacy.mechanism = 'dp-sgd' needs privacy.epsilon, or privacy.noise_multiplier, greater than 0"
@@ -52,11 +66,29 @@ def unit_numbers(silo: Silo, unit: str) -> Tensor | None:
 
 
 @lru_cache(maxsize=1024)  # silos often have equal plans
-def _calibrated(budget: Budget, rounds: int, kind: str, rate: float, steps: int, given: float) -> tuple[float, ...]:
+def _calibrated(
+    budget: Budget, rounds: int, kind: str, rate: float, steps: int, given: float, releases: tuple[Event, ...]
+) -> tuple[float, ...]:
     weights = allocation(rounds, kind)  # type: ignore[arg-type]
     if given:
         return tuple(given / math.sqrt(weight) for weight in weights)
-    return tuple(noise_by_round(budget, weights, rate=rate, steps=steps))
+    return tuple(noise_by_round(budget, weights, rate=rate, steps=steps, releases=releases))
+
+
+@lru_cache(maxsize=1024)
+def whole_noise(budget: Budget) -> float:
+    """The noise multiplier of a single sum that spends the whole budget."""
+    return calibrate(lambda noise: [Gaussian(noise)], budget)
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """A payload that will be computed from a silo's records."""
+
+    name: str
+    statistic: Statistic
+    rounds: tuple[int, ...]  # in which it is sent
+    share: float  # of the budget: normal noise of a share s has 1/s of the variance that the whole would buy
 
 
 @dataclass(frozen=True)
@@ -69,11 +101,12 @@ class SiloPlan:
     steps: int  # noisy sums in a round
     batch_size: int
     settings: PrivacyConfig
+    releases: tuple[PlannedRelease, ...] = ()  # beside the update
 
     @cached_property
     def rate(self) -> float:
-        """Each record's probability to be in a batch."""
-        return sampling_rate(self.batch_size, self.units, self.silo)
+        """Each record's probability to be in a batch; where nothing is trained on records, there are none."""
+        return sampling_rate(self.batch_size, self.units, self.silo) if self.steps else 1.0
 
     @cached_property
     def granted(self) -> Budget:
@@ -91,9 +124,12 @@ class SiloPlan:
     @cached_property
     def noise(self) -> dict[int, float]:
         """The noise multiplier of each planned round."""
-        if not self.rounds:
+        if not self.rounds or not self.steps:
             return {}
         settings = self.settings
+        beside = tuple(
+            cost_of(each.statistic, self.release_noise[each.name]) for each in self._guarded for _ in each.rounds
+        )
         noises = _calibrated(
             self.granted,
             len(self.rounds),
@@ -101,21 +137,49 @@ class SiloPlan:
             self.rate,
             self.steps,
             settings.noise_multiplier,
+            beside,
         )
         return dict(zip(self.rounds, noises, strict=True))
+
+    @property
+    def _guarded(self) -> list[PlannedRelease]:
+        """Those releases that noise makes private."""
+        return [release for release in self.releases if release.rounds and not release.statistic.problem]
+
+    @cached_property
+    def release_noise(self) -> dict[str, float]:
+        """The noise multiplier of each payload; where nothing else is paid for, their shares make up the whole."""
+        if self.settings.noise_multiplier:
+            return {release.name: self.settings.noise_multiplier for release in self._guarded}
+        total = sum(release.share for release in self._guarded)
+        if self.steps and total >= 1:
+            raise ConfigError(
+                f"privacy.shares: payloads take {total:g} of the budget of silo '{self.silo}', which leaves nothing "
+                "for its training; together they must stay below 1"
+            )
+        whole = 1.0 if self.steps else total
+        return {
+            release.name: whole_noise(self.granted) * math.sqrt(len(release.rounds) * whole / release.share)
+            for release in self._guarded
+        }
 
     def mechanism(self, round: int) -> DPSGD:
         """DP-SGD as it is in a round; in one that is not planned it is only tried, and nothing of that is kept."""
         return self._mechanism(self.noise.get(round, 1.0))
 
-    def event(self, round: int) -> Event:
-        """What a round costs."""
-        return self.mechanism(round).event(self.steps)
+    def events(self, round: int) -> dict[str, Event]:
+        """What a round costs: the update, if the silo trains on records, and each payload that is due."""
+        due = [release for release in self.releases if round in release.rounds]
+        update: dict[str, Event] = {UPDATE: self.mechanism(round).event(self.steps)} if self.steps else {}
+        return update | {each.name: cost_of(each.statistic, self.release_noise.get(each.name, 0.0)) for each in due}
 
     @property
     def problem(self) -> str:
         """Why there is no DP guarantee; empty where there is one."""
-        return self._mechanism(1.0).problem
+        problems = (
+            f"payload '{each.name}': {each.statistic.problem}" for each in self.releases if each.statistic.problem
+        )
+        return (self._mechanism(1.0).problem if self.steps else "") or next(problems, "")
 
     def _mechanism(self, noise: float) -> DPSGD:
         settings = self.settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from torch import Tensor
@@ -53,6 +53,7 @@ class Payload:
 
     name: str
     cost: str
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of its tensors, by name
 
 
 RECORD_COUNT = Payload("records", "declared public: the silo's number of records, used as its weight in the merge")

@@ -21,7 +21,7 @@ class Update:
     round: int
     blocks: Mapping[BlockKey, Tensors]
     weights: Mapping[str, float]  # the silo's number of records, in all ("all") and per group ("group=...")
-    payloads: Mapping[str, Any] = field(default_factory=dict)
+    payloads: Mapping[str, Tensors] = field(default_factory=dict)  # payload -> its tensors, by name
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,22 @@ class EgressRecord:
     round: int
     silo: str
     blocks: Mapping[str, Mapping[str, tuple[int, ...]]]  # block@owner -> tensor name -> shape
-    payloads: tuple[str, ...]
+    payloads: Mapping[str, Mapping[str, tuple[int, ...]]]  # payload -> tensor name -> shape
     bytes: int
     sha256: str = ""  # only where bytes crossed a process
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for the log."""
-        shapes = {key: {name: list(shape) for name, shape in block.items()} for key, block in self.blocks.items()}
+
+        def plain(parts: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, dict[str, list[int]]]:
+            return {key: {name: list(shape) for name, shape in part.items()} for key, part in parts.items()}
+
         return {
             "round": self.round,
             "silo": self.silo,
             "bytes": self.bytes,
-            "blocks": shapes,
-            "payloads": list(self.payloads),
+            "blocks": plain(self.blocks),
+            "payloads": plain(self.payloads),
             "sha256": self.sha256,
         }
 
@@ -70,9 +73,9 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                 )
             size += tensor.numel() * tensor.element_size()
         left[str(key)] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    names = {payload.name for payload in plan.payloads}
-    undeclared = sorted(set(update.payloads) - names)
-    if update.weights and "records" not in names:
+    allowed = {payload.name: payload.shapes for payload in plan.payloads}
+    undeclared = sorted(set(update.payloads) - set(allowed))
+    if update.weights and "records" not in allowed:
         undeclared.append("records")
     counted = {"all", *(f"group={plan.groups[group]}" for group in site.groups)}
     undeclared += [f"records of {owner}" for owner in sorted(set(update.weights) - counted)]
@@ -80,10 +83,17 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
         raise EgressError(
             f"silo '{update.silo}' tried to send payload '{undeclared[0]}', which its sharing plan does not declare"
         )
-    for value in update.payloads.values():
-        size += value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 8
-    payloads = (*(("records",) if update.weights else ()), *sorted(update.payloads))
-    return EgressRecord(update.round, update.silo, left, payloads, size)
+    sent: dict[str, dict[str, tuple[int, ...]]] = {"records": {}} if update.weights else {}
+    for payload, tensors in sorted(update.payloads.items()):
+        for name, tensor in tensors.items():
+            if allowed[payload].get(name) != tuple(tensor.shape):
+                raise EgressError(
+                    f"silo '{update.silo}' tried to send tensor '{name}' of shape {tuple(tensor.shape)} in payload "
+                    f"'{payload}', which its sharing plan does not declare"
+                )
+            size += tensor.numel() * tensor.element_size()
+        sent[payload] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return EgressRecord(update.round, update.silo, left, sent, size)
 
 
 class DivergedError(FedloomError):
@@ -104,4 +114,11 @@ def check_update(update: Update, known: Mapping[BlockKey, Tensors]) -> None:
             if not torch.isfinite(tensor).all():
                 raise DivergedError(
                     f"silo '{update.silo}' sent values that are not finite in '{key}/{name}' in round {update.round}"
+                )
+    for payload, tensors in update.payloads.items():
+        for name, tensor in tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise DivergedError(
+                    f"silo '{update.silo}' sent values that are not finite in payload '{payload}/{name}' in round "
+                    f"{update.round}"
                 )

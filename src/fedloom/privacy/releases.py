@@ -1,0 +1,183 @@
+"""What a silo computes from its own records to send beside its blocks, with noise that is right by construction.
+
+Neighbouring data sets differ in one record (or all records of one subject). A sum to which each of them adds at most
+``bound`` in the Euclidean norm, over all tensors together, is moved by at most that when one is added or removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import ConfigError, FedloomError
+from fedloom.federation.records import Batch, Records, batch_of
+from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
+from fedloom.privacy.clipping import clip_factors
+from fedloom.privacy.noise import Moment, Randomness
+from fedloom.streams import Streams
+
+Tensors = dict[str, Tensor]
+ROWS, TRIED_ROWS = 256, 4  # records looked at together: few, because each may contribute a whole matrix
+
+
+@dataclass(frozen=True, eq=False)
+class SumNoise:
+    """How a sum is made private."""
+
+    multiplier: float  # standard deviation, in bounds on one unit's contribution
+    unit: Tensor | None  # for each record the number of its unit, from 0; None: each is one
+    randomness: Randomness
+
+
+class Statistic(Protocol):
+    """A function of a silo's records, and of its model as it is after the round's training."""
+
+    @property
+    def problem(self) -> str:
+        """Why no noise makes it private; empty where noise does."""
+        ...
+
+    def check(self, records: Records, model: nn.Module) -> None:
+        """Refuse, on a few records, what would not be private after all."""
+        ...
+
+    def value(
+        self, records: Records, model: nn.Module, noise: SumNoise | None, streams: Streams, moment: Moment
+    ) -> Tensors:
+        """What is sent; without ``noise`` as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class BoundedSum:
+    """The sum of what the records contribute.
+
+    ``contribution`` gives tensors with one row for each record of a batch, and a record's row must depend on the model
+    and on that record alone. Without a mechanism the rows are summed as they are.
+    """
+
+    contribution: Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise ConfigError(f"the bound of a contribution is {self.bound}; it must be greater than 0 and finite")
+
+    @property
+    def problem(self) -> str:
+        """None."""
+        return ""
+
+    def check(self, records: Records, model: nn.Module) -> None:
+        """A record's row may not depend on the others of its batch."""
+        few = torch.arange(min(TRIED_ROWS, len(records)))
+        with torch.no_grad():
+            together = self.contribution(model, batch_of(records, few))
+            alone = [self.contribution(model, batch_of(records, row)) for row in torch.split(few, 1)]
+        for name, rows in together.items():
+            if not torch.allclose(rows, torch.cat([each[name] for each in alone]), rtol=1e-4, atol=1e-5):
+                raise ConfigError(f"what a record contributes to '{name}' depends on the other records of its batch")
+
+    def value(
+        self,
+        records: Records,
+        model: nn.Module,
+        noise: SumNoise | None,
+        streams: Streams,  # noqa: ARG002 - nothing here is drawn but the noise
+        moment: Moment,
+    ) -> Tensors:
+        """The plain sum, or the clipped sum with normal noise; float32, added up in float64."""
+        if noise is None:
+            return _as_sent(self._sum(records, model, None, math.inf))
+        total = self.clipped(records, model, noise.unit)
+        sizes = [tensor.numel() for tensor in total.values()]
+        flat = noise.randomness.normal(sum(sizes), moment).to(torch.float64) * noise.multiplier * self.bound
+        parts = zip(total.items(), torch.split(flat, sizes), strict=True)
+        return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
+
+    def clipped(self, records: Records, model: nn.Module, unit: Tensor | None) -> Tensors:
+        """The sum before noise, float64: a unit's contributions are added up, then clipped to ``bound``."""
+        return self._sum(records, model, unit, self.bound)
+
+    @torch.no_grad()
+    def _sum(self, records: Records, model: nn.Module, unit: Tensor | None, bound: float) -> Tensors:
+        totals: Tensors = {}
+        for index, owner in _passes(len(records), unit):
+            rows = self.contribution(model, batch_of(records, index))
+            flat = torch.cat([tensor.reshape(len(index), -1) for tensor in rows.values()], dim=1)
+            flat = flat.new_zeros(int(owner.max()) + 1, flat.shape[1]).index_add(0, owner, flat)
+            if math.isfinite(bound):
+                norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+                factors = clip_factors(norms, torch.tensor(bound, dtype=norms.dtype), torch.ones_like(norms))
+                flat = torch.where(factors.unsqueeze(1) > 0, flat * factors.unsqueeze(1), 0.0)
+            total = flat.sum(dim=0, dtype=torch.float64)
+            parts = torch.split(total, [math.prod(tensor.shape[1:]) for tensor in rows.values()])
+            for (name, tensor), part in zip(rows.items(), parts, strict=True):
+                totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + part.reshape(tensor.shape[1:])
+        return totals
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """Any other function of the records; it is sent as it is, and no epsilon covers it."""
+
+    compute: Callable[[Records, nn.Module, Streams, Moment], Tensors]
+    reason: str  # why there is no guarantee
+
+    @property
+    def problem(self) -> str:
+        """Its reason."""
+        return self.reason
+
+    def check(self, records: Records, model: nn.Module) -> None:
+        """Nothing is promised of it."""
+
+    def value(
+        self,
+        records: Records,
+        model: nn.Module,
+        noise: SumNoise | None,  # noqa: ARG002 - none would help
+        streams: Streams,
+        moment: Moment,
+    ) -> Tensors:
+        """The function's value."""
+        return self.compute(records, model, streams, moment)
+
+
+def cost_of(statistic: Statistic, noise_multiplier: float) -> Event:
+    """What sending it once costs."""
+    return NoGuarantee(statistic.problem) if statistic.problem else Gaussian(noise_multiplier)
+
+
+def _passes(records: int, unit: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """All records in passes of about ``ROWS``, and for each the number of its unit in its pass; no unit is divided."""
+    if unit is None:
+        for index in torch.split(torch.arange(records), ROWS):
+            yield index, torch.arange(len(index))
+        return
+    if len(unit) != records:
+        raise FedloomError(f"there are {records} records, but {len(unit)} say whose they are")
+    order = torch.argsort(unit, stable=True)
+    part: list[Tensor] = []
+    rows = 0
+    for owned in torch.split(order, torch.bincount(unit).tolist()):
+        if part and rows + len(owned) > ROWS:
+            yield _numbered(part)
+            part, rows = [], 0
+        part.append(owned)
+        rows += len(owned)
+    yield _numbered(part)
+
+
+def _numbered(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    sizes = torch.tensor([len(part) for part in parts])
+    return torch.cat(parts), torch.repeat_interleave(torch.arange(len(parts)), sizes)
+
+
+def _as_sent(tensors: Tensors) -> Tensors:
+    return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
