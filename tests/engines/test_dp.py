@@ -31,6 +31,8 @@ from fedloom.objectives.base import Losses, Objective
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
+from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
 from support import assert_same_run, federation_of, tiny_config
 
@@ -83,7 +85,8 @@ def test_training_equals_a_hand_written_loop(
     rule = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer](named.values(), lr=1e-3)
     streams, x, mean_losses, counts = trainer.streams, federation.silos[1].train.x, [], []
     for step in range(2 * math.ceil(units / size)):
-        coins = streams.uniform("privacy/coins", units, silo=1, round=2, step=step)
+        randomness, now = StreamNoise(streams), Moment(silo=1, round=2, step=step)
+        coins = randomness.uniform(units, now)
         chosen = [
             index
             for number in torch.nonzero(coins < size / units).flatten()
@@ -105,9 +108,7 @@ def test_training_equals_a_hand_written_loop(
         for found in gradients.values():
             norm = torch.cat([part.flatten() for part in found]).norm()
             total = [a + b * min(1.0, clip / norm) for a, b in zip(total, found, strict=True)]
-        flat = streams.normal(
-            "privacy/noise", 1, 1 + sum(p.numel() for p in named.values()), silo=1, round=2, step=step
-        )[0, 1:]
+        flat = randomness.normal(1 + sum(p.numel() for p in named.values()), now)[:-1]
         parts = flat.split([p.numel() for p in named.values()])
         for parameter, summed, part in zip(named.values(), total, parts, strict=True):
             parameter.grad = (summed + sigma * clip * part.reshape(summed.shape)) / size
@@ -131,7 +132,7 @@ def test_empty_batches_are_noise_alone() -> None:
     trainer, start = trainer_of(federation, *DP, "local.batch_size=1", "local.optimizer=sgd")
     result = next(iter(ReferenceEngine(trainer).train(ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,))))))
     counts = [
-        int((trainer.streams.uniform("privacy/coins", 12, silo=0, round=1, step=step) < 1 / 12).sum())
+        len(poisson_sample(StreamNoise(trainer.streams), 12, 1 / 12, Moment(0, 1, step)))
         for step in range(result.steps)
     ]
     assert 0 in counts

@@ -53,7 +53,11 @@ class Randomness(Protocol):
 
 @dataclass(frozen=True)
 class StreamNoise:
-    """The experiment's named streams: the same numbers on every device, whatever engine asks. Simulation only."""
+    """A function of the experiment's seed and the moment, whatever engine asks. Simulation only.
+
+    Coins come from the named streams, the same on every device. Noise is too much for those: it comes from the own
+    generator of the device that asks, which the moment seeds.
+    """
 
     streams: Streams
 
@@ -65,24 +69,34 @@ class StreamNoise:
     def uniform(self, count: int, moment: Moment) -> Tensor:
         """One number per record."""
         purpose = moment.stream(COINS)
-        return self.streams.uniform(purpose, count, silo=moment.silo, round=moment.round, step=moment.step)
+        return coins(self.streams, count, silo=moment.silo, round=moment.round, step=moment.step, purpose=purpose)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32."""
-        where = {"silo": moment.silo, "round": moment.round, "step": moment.step}
-        return self.streams.normal(moment.stream(NOISE), 1, count, **where, device=device)[0]
+        return self.fill(torch.empty(count, device=device), moment)
+
+    def fill(self, numbers: Tensor, moment: Moment) -> Tensor:
+        """Standard normal numbers, in place."""
+        high, low = self.streams.key(f"{moment.stream(NOISE)}/{moment.silo}/{moment.round}/{moment.step}")
+        return numbers.normal_(generator=torch.Generator(numbers.device).manual_seed(high << 31 ^ low))
 
 
-@dataclass(frozen=True)
-class DeviceNoise(StreamNoise):
-    """The same coins, but noise from the device's own generator: quick, and another on each kind of device."""
+def coins(
+    streams: Streams,
+    count: int,
+    *,
+    silo: int | Tensor,
+    round: int,
+    step: int | Tensor,
+    purpose: str = COINS,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Float64 numbers in (0, 1), shape (..., count); tensors in ``silo`` and ``step`` add leading dimensions.
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
-        """Float32, from a generator that the moment seeds."""
-        purpose = moment.stream(NOISE)
-        high, low, _, _ = self.streams.words(purpose, 1, silo=moment.silo, round=moment.round, step=moment.step)
-        generator = torch.Generator(device).manual_seed(int(((high >> 1) << 31 | (low >> 1)).item()))
-        return torch.randn(count, generator=generator, device=device)
+    Four to a counter, because there is one for every record in every step.
+    """
+    words = streams.words(purpose, math.ceil(count / 4), silo=silo, round=round, step=step, device=device)
+    return (torch.stack(words, dim=-1).flatten(-2)[..., :count].to(torch.float64) + 0.5) / 2.0**32
 
 
 @dataclass(frozen=True)
