@@ -110,7 +110,7 @@ class DataConfig:
 class SharingConfig:
     """How blocks are merged; ``scopes`` overrides the method's own plan, block by block."""
 
-    weights: Literal["size", "equal-groups"] = "size"
+    weights: Literal["size", "equal-groups", "equal"] = "size"
     scopes: dict[str, str] = field(default_factory=dict)
 
 
@@ -129,6 +129,7 @@ class PrivacyConfig:
     blocks: tuple[str, ...] = ()  # privatise these alone, as some papers do: no DP guarantee
     accountant: Literal["pld", "rdp", "filter"] = "pld"
     trust: Literal["local", "distributed"] = "local"
+    tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
 
@@ -138,6 +139,7 @@ class LocalConfig:
     """What a silo does in a round."""
 
     epochs: int = field(default=5, metadata=at_least(1))
+    steps: int = field(default=0, metadata=at_least(0))  # of a round; 0: as many as the epochs take
     batch_size: int = field(default=32, metadata=at_least(1))
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = field(default=1e-3, metadata=above(0))

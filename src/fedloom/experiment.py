@@ -82,7 +82,8 @@ class Experiment:
         """What trains a silo, under the privacy that the configuration asks for."""
         rounds = [self._context(number).participants for number in range(1, self.config.rounds + 1)]
         plans = silo_plans(self.config, self.federation, self.method, rounds)
-        return Trainer(self.config, self.method, self.federation, plans)
+        method = replace(self.method, summed=bool(plans) and self.config.privacy.trust == "distributed")
+        return Trainer(self.config, method, self.federation, plans)
 
     def run(self, out: Path | str, observer: Observer | None = None) -> Run:
         """Train from the start into a new folder."""

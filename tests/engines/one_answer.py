@@ -55,6 +55,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "uploaded decoder": ("sharing.scopes.decoder=upload",),
     "sgd": ("local.optimizer=sgd", "local.learning_rate=1e-4"),
     "gaussian": ("model.likelihood=gaussian",),
+    "a number of steps": ("local.steps=7",),  # for some silos more than an epoch, for others less
     "equal groups": (FISSION, "sharing.weights=equal-groups"),
     "branches of two architectures": (FISSION, "model.branches.b=deeper-mlp"),
     "convolutions": ("model.network=conv", CONVOLUTIONS),

@@ -383,7 +383,7 @@ def test_running_statistics_are_refused_by_name() -> None:
         (("privacy.budgets.silo-0=0",), r"privacy.budgets.silo-0 = 0 must be greater than 0"),
         (("privacy.budgets.silo-9=1",), r"privacy.budgets: unknown silo 'silo-9'"),
         (("privacy.blocks=['decodr']",), r"privacy.blocks: unknown block 'decodr'; did you mean 'decoder'"),
-        (("privacy.trust=distributed",), r"privacy.trust = 'distributed' needs a method that sends one clipped sum"),
+        (("privacy.trust=distributed",), r"privacy.trust = 'distributed' is for one clipped sum in a round, but"),
         (("privacy.unit=subject",), r"privacy.unit = 'subject', but the records of silo 'silo-0' do not say whose"),
         (("local.batch_size=41",), r"local.batch_size is 41, but silo 'silo-0' holds 40"),
     ],

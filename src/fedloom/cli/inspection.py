@@ -81,7 +81,7 @@ def _print(found: Mapping[str, Any]) -> None:
             "method": " ".join([name, *(f"{key}={value}" for key, value in method.items())]),
             "data": f"{data['source']}, {data['partition']}, {data['layout']}",
             "model": f"{model['network']} {model['hidden']}, latent {model['latent']}",
-            "local": f"{plural(local['epochs'], 'epoch')}, batch {local['batch_size']}, "
+            "local": f"{plural(local['steps'] or local['epochs'], 'step' if local['steps'] else 'epoch')}, batch {local['batch_size']}, "
             f"{local['optimizer']} {local['learning_rate']:g}",
             "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
             "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",

@@ -14,6 +14,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState
 from fedloom.privacy.dp_sgd import DPSGD
+from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
@@ -153,8 +154,13 @@ def conclude(
         check_update(result.update, state.server.blocks)
     server = state.server
     if results:
-        server = method.server_step(server, [result.update for result in results], context, streams)
+        server = method.server_step(server, seen_by_server(method, [result.update for result in results]), context, streams)
     return settled(state, context, server, results)
+
+
+def seen_by_server(method: Method, updates: list[Update]) -> list[Update]:
+    """The updates, or only their sum where the method's noise is shared among the silos."""
+    return [aggregate(updates, method.plan)] if method.summed else updates
 
 
 def settled(

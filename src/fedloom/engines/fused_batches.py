@@ -52,7 +52,11 @@ class Schedule:
         self._offset = torch.tensor([stack.offsets[silo] for silo in silos], device=device)
         self._size = torch.tensor(sizes, device=device)
         self._longest = max(sizes)
-        epochs = torch.arange(trainer.config.local.epochs, device=device)
+        batch = trainer.config.local.batch_size
+        epochs = torch.arange(
+            max(math.ceil(steps / math.ceil(size / batch)) for steps, size in zip(self.steps, sizes, strict=True)),
+            device=device,
+        )
         self._orders = trainer.streams.permutation(
             "batches",
             self._longest,

@@ -39,6 +39,8 @@ def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch
 
 def local_steps(config: Config, records: int) -> int:
     """How many steps a silo takes in a round."""
+    if config.local.steps:
+        return config.local.steps
     steps = config.local.epochs * math.ceil(records / config.local.batch_size)
     if config.local.updates == "matched":
         return max(1, round(config.participation.rate * steps))
@@ -161,10 +163,10 @@ class Trainer:
         return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}
 
     def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
-        """Batches of all epochs with the noise of each phase; both are functions of (silo, round, step) alone."""
+        """Batches without end, with the noise of each phase; both are functions of (silo, round, step) alone."""
         size, count = self.config.local.batch_size, len(silo)
         per_epoch = math.ceil(count / size)
-        for epoch in range(self.config.local.epochs):
+        for epoch in itertools.count():
             order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
             steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
             noise = [self._noise(phase, task, steps, min(size, count)) for phase in self.method.phases]
@@ -251,7 +253,8 @@ class Trainer:
             if self.privacy and not release.statistic.problem:
                 plan = self.privacy[silo]
                 unit = unit_numbers(owner, plan.settings.unit)
-                noise = SumNoise(plan.release_noise[release.name], unit, StreamNoise(self.streams))
+                multiplier = plan.trust.share * plan.release_noise[release.name]
+                noise = SumNoise(multiplier, unit, StreamNoise(self.streams))
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 

@@ -143,6 +143,7 @@ class Method:
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
     mechanism: Mechanism = field(default_factory=NoPrivacy)
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
+    summed: bool = False  # the server sees the sum of all updates and no single one
 
 
 @dataclass(frozen=True)
