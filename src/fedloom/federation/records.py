@@ -184,6 +184,20 @@ class Canaries:
 
 
 @dataclass(frozen=True, eq=False)
+class Canaries:
+    """Records that were put among a silo's by a coin each; those that are in come last there."""
+
+    silo: str
+    records: Records
+    included: Tensor  # (n,) bool
+
+    @property
+    def trained(self) -> Records:
+        """Those that are in."""
+        return self.records.take(torch.nonzero(self.included).flatten())
+
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
 
@@ -194,6 +208,7 @@ class Federation:
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
+    canaries: tuple[Canaries, ...] = ()  # of each silo that has some
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
 
     def __post_init__(self) -> None:
