@@ -21,7 +21,6 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
-from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
@@ -71,7 +70,6 @@ class Experiment:
             federation = build_federation(config.data, Streams(config.seed))
         elif config.data.layout == "centralised":
             federation = federation.centralised()
-        federation = with_canaries(federation, config.audit, Streams(config.seed))
         return cls(config, federation, make_method(setting_of(config, federation)))
 
     @cached_property
@@ -114,7 +112,6 @@ class Experiment:
         run = Run(folder)
         if folder.status["state"] != "unfinished":
             return run
-        folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
         engine = self._engine(folder, state)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
@@ -219,7 +216,8 @@ class Experiment:
 
 def setting_of(config: Config, federation: Federation) -> Setting:
     """The public facts of a federation that a method is made for."""
-    return Setting(config, federation.shape, federation.groups, federation.classes)
+    names = tuple(silo.name for silo in federation.silos)
+    return Setting(config, federation.shape, federation.groups, federation.classes, names)
 
 
 def file_name(text: str) -> str:

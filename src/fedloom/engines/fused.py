@@ -15,6 +15,7 @@ from fedloom.engines.base import (
     Result,
     RoundReport,
     SiloState,
+    Taught,
     conclude,
     settled,
     site_of,
@@ -27,10 +28,13 @@ from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
+from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Mean, ServerState
+from fedloom.methods.distil import Lesson
 from fedloom.sharing.update import Update, check_update, pass_egress
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
@@ -62,6 +66,7 @@ class FusedEngine:
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(trainer, stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
+        self._classroom: FusedEngine | None = None
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
@@ -104,9 +109,32 @@ class FusedEngine:
             on_silo(result)
             results.append(result)
         if mean is None:
-            return conclude(method, state, context, results, self._trainer.streams)
+            return conclude(method, state, context, results, self._trainer.streams, school=self)
         server = ServerState({**state.server.blocks, **mean.result()}, state.server.memory)
         return settled(state, context, server, results)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the silos train and a server learns."""
+        return self._options.device
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """A server's lesson, in an engine of its own that goes on from round to round."""
+        if self._classroom is None or not self._classroom.refilled(lesson.records):
+            options = replace(self._options, chunk=1, compiled=False)
+            self._classroom = FusedEngine(lesson_trainer(self._trainer.config, lesson), options)
+        start = FederationState(0, ServerState({}), {0: state_before(lesson)})
+        (result,) = self._classroom.train(start, lesson_context(lesson))
+        return taught(result)
+
+    def refilled(self, records: Records) -> bool:
+        """Put other records in the place of a single stack's, if they are as many: what was recorded stays valid."""
+        ours = self._stacks[0].records
+        if len(ours) != len(records):
+            return False
+        for place, column in ((ours.x, records.x), (ours.y, records.y), (ours.group, records.group)):
+            place.copy_(column)
+        return True
 
     def train(
         self,
@@ -131,6 +159,7 @@ class FusedEngine:
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
+        self._classroom = None
         if self._options.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -180,6 +209,7 @@ class FusedEngine:
         program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
         for window in schedule.windows(self._window(program.size)):
             runner.run(window)
+        program.settle(len(silos))
         results = self._results(program, silos, schedule.steps, state, context, trial=step_limit is not None)
         if mean is not None:
             mean.add(program.weights, sites, [result.update for result in results])

@@ -7,14 +7,15 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from fedloom.engines.base import SiloState, fresh_blocks, received_by
+from fedloom.engines.base import SiloState, received_by
 from fedloom.engines.fused_stack import Stack, positions_by
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.training import MODEL, OPTIMIZER, Trainer
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import ServerState
+from fedloom.methods.base import ServerState, fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import Down, Tensors
 
@@ -103,6 +104,13 @@ class StackProgram:
             gradients = mechanism.gradients(losses, mask, list(leaves.values()))
             self._optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos] += means
+
+    def settle(self, silos: int) -> None:
+        """What the method does to the weights of each of the first ``silos`` silos after its last step."""
+        if (settle := self._trainer.method.settle) is unchanged:
+            return
+        for name, tensor in vmap(settle)({n: t[:silos].clone() for n, t in self.weights.items()}).items():
+            self.weights[name][:silos] = tensor
 
     def terms(self, steps: Sequence[int]) -> list[dict[str, float]]:
         """The mean of each loss term over each silo's steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,26 +30,28 @@ class Stack:
 
 def stacks_of(trainer: Trainer, device: torch.device) -> list[Stack]:
     """Divide a federation by architecture and by the columns of its records."""
-    models: dict[tuple[int, ...], nn.Module] = {}
+    models: dict[Hashable, nn.Module] = {}
     members: dict[tuple[Any, ...], list[int]] = {}
     for index, silo in enumerate(trainer.federation.silos):
-        if silo.groups not in models:
-            # Silos of the same groups have the same model, so one of them stands for the rest.
-            models[silo.groups] = trainer.method.build(site_of(trainer.federation, index))
-        members.setdefault((silo.groups, *_columns(silo)), []).append(index)
-    kinds: dict[tuple[Any, ...], list[int]] = {}
-    for (groups, *columns), silos in members.items():
-        kinds.setdefault((_architecture(models[groups]), *columns), []).extend(silos)
-    return [_stack(trainer, models, sorted(silos), device) for silos in kinds.values()]
+        site = site_of(trainer.federation, index)
+        kind = trainer.method.kind(site)
+        if kind not in models:
+            # Silos of one kind have the same model, so one of them stands for the rest.
+            models[kind] = trainer.method.build(site)
+        members.setdefault((kind, *_columns(silo)), []).append(index)
+    stacks: dict[tuple[Any, ...], list[int]] = {}
+    for (kind, *columns), silos in members.items():
+        stacks.setdefault((_architecture(models[kind]), *columns), []).extend(silos)
+    return [_stack(trainer, models, sorted(silos), device) for silos in stacks.values()]
 
 
-def _stack(trainer: Trainer, models: dict[tuple[int, ...], nn.Module], silos: list[int], device: torch.device) -> Stack:
+def _stack(trainer: Trainer, models: dict[Hashable, nn.Module], silos: list[int], device: torch.device) -> Stack:
     tables = [trainer.federation.silos[silo].train for silo in silos]
     offsets, offset = {}, 0
     for silo, table in zip(silos, tables, strict=True):
         offsets[silo] = offset
         offset += len(table)
-    model = models[trainer.federation.silos[silos[0]].groups].to(device)
+    model = models[trainer.method.kind(site_of(trainer.federation, silos[0]))].to(device)
     return Stack(model, tuple(silos), concatenate(tables).to(device), offsets)
 
 

@@ -24,13 +24,16 @@ from fedloom.engines.base import (
     RoundReport,
     SiloState,
     Task,
+    Taught,
     conclude,
     received_by,
     site_of,
 )
+from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
+from fedloom.methods.distil import Lesson
 from fedloom.sharing.plan import BlockKey, Tensors
 
 _trainer: Trainer  # in a worker process: set once, before any task
@@ -69,7 +72,17 @@ class ReferenceEngine:
         for result in self.train(self.tasks(state, context)):
             on_silo(result)
             results.append(result)
-        return conclude(self._trainer.method, state, context, results, self._trainer.streams)
+        return conclude(self._trainer.method, state, context, results, self._trainer.streams, school=self)
+
+    @property
+    def device(self) -> torch.device:
+        """Where a server learns."""
+        return torch.device("cpu")
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """A server's lesson, in this process."""
+        trainer = lesson_trainer(self._trainer.config, lesson)
+        return taught(trainer.train(Task(0, lesson_context(lesson), {}, state_before(lesson))))
 
     def tasks(self, state: FederationState, context: RoundContext) -> list[Task]:
         """What each participant is sent and has kept."""

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, participants_of, site_of
-from fedloom.engines.private_training import Learner, PrivateTraining, check_private
+from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
+from fedloom.engines.private_training import Learner, PrivateTraining, check_private, objective_noise
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase
+from fedloom.methods.base import Method, OptimizerPlan, Phase, fresh_blocks
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
@@ -68,7 +68,7 @@ class Trainer:
         return [tuple(r for r, silos in chosen.items() if i in silos) for i in range(len(self.federation))]
 
     @cached_property
-    def _templates(self) -> dict[tuple[int, ...], nn.Module]:
+    def _templates(self) -> dict[Hashable, nn.Module]:
         return {}
 
     def train(self, task: Task) -> Result:
@@ -89,6 +89,7 @@ class Trainer:
                 sums[name] = sums.get(name, torch.zeros(())) + value
             steps += 1
 
+        model.load_state_dict(self.method.settle(_under("", model.state_dict())))
         state = model.state_dict()
         parts = plan.split(state, site)
         update = Update(
@@ -109,10 +110,11 @@ class Trainer:
         )
 
     def _model(self, site: Site) -> nn.Module:
-        """A model for a site; copied from one for the same groups, because drawing weights takes as long as a step."""
-        if site.groups not in self._templates:
-            self._templates[site.groups] = self.method.build(site)
-        return copy.deepcopy(self._templates[site.groups])
+        """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
+        kind = self.method.kind(site)
+        if kind not in self._templates:
+            self._templates[kind] = self.method.build(site)
+        return copy.deepcopy(self._templates[kind])
 
     def _steps(
         self, silo: Silo, task: Task, model: nn.Module, learners: list[Learner], received: Tensors, bounds: Tensors
@@ -228,8 +230,9 @@ class Trainer:
 
     def check_privacy(self) -> None:
         """Refuse what DP-SGD cannot guard, before anything is trained."""
-        for groups, silo in {silo.groups: silo for silo in self.federation.silos if self.privacy}.items():
-            model = self._model(Site(silo.name, groups))
+        silos = range(len(self.federation)) if self.privacy else ()
+        for index in {self.method.kind(site_of(self.federation, i)): i for i in silos}.values():
+            silo, model = self.federation.silos[index], self._model(site_of(self.federation, index))
             for phase in self.method.phases:
                 if phase.touches_records:
                     check_private(model, phase, parameters_of(phase, model), silo, self.streams)

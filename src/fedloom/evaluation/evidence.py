@@ -211,7 +211,8 @@ class Evaluation:
         """The model of a site, if the server and the site's own memory have every block of it."""
         method = self.generator.method
         model = method.build(site)
-        state = {**method.plan.join(self.generator.server.blocks, site), **kept}
+        plan = method.generating if site.name == "server" else method.plan
+        state = {**plan.join(self.generator.server.blocks, site), **kept}
         if set(model.state_dict()) - set(state):
             return None
         model.load_state_dict(state)
