@@ -39,6 +39,11 @@ def share() -> dict[str, Any]:
     return {"check": lambda value: 0 <= value < 1, "rule": "at least 0 and below 1"}
 
 
+def portion() -> dict[str, Any]:
+    """Field metadata: the value lies in [0, 1]."""
+    return {"check": lambda value: 0 <= value <= 1, "rule": "at least 0 and at most 1"}
+
+
 def all_positive() -> dict[str, Any]:
     """Field metadata: every item of the list is at least 1."""
     return {
@@ -94,7 +99,7 @@ class OutliersConfig:
     source: str = ""
     path: str = ""
     group: str = ""  # of that source; all of them unless told
-    share: float = field(default=0.05, metadata=rate())  # of the silo's own records, on top of them
+    share: float = field(default=0.05, metadata=portion())  # of the silo's own records, on top of them; 0: a control
     silos: tuple[str, ...] = ()  # by name
 
 
@@ -197,6 +202,15 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Canaries in the training records, for ``fedloom audit``; a run that has some is not for release."""
+
+    canaries: int = field(default=0, metadata=at_least(0))  # in all; each is trained on by a coin of its own
+    kind: Literal["noise", "held-out"] = "noise"
+    silos: tuple[str, ...] = ()  # by name; all of them unless told
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Where the work runs; none of this changes what is learned beyond floating-point rounding."""
 
@@ -225,6 +239,7 @@ class Config:
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def to_mapping(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.federation.building import build_federation
+from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
@@ -70,6 +71,7 @@ class Experiment:
             federation = build_federation(config.data, Streams(config.seed))
         elif config.data.layout == "centralised":
             federation = federation.centralised()
+        federation = with_canaries(federation, config.audit, Streams(config.seed))
         return cls(config, federation, make_method(setting_of(config, federation)))
 
     @cached_property
@@ -112,6 +114,7 @@ class Experiment:
         run = Run(folder)
         if folder.status["state"] != "unfinished":
             return run
+        folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
         engine = self._engine(folder, state)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
