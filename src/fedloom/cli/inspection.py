@@ -71,6 +71,7 @@ def _print(found: Mapping[str, Any]) -> None:
     data, model, local, participation = (config[part] for part in ("data", "model", "local", "participation"))
     method = dict(config["method"])
     name = method.pop("name")
+    work = plural(local["steps"], "step") if local["steps"] else plural(local["epochs"], "epoch")
     kept = (
         f"checkpoints of {', '.join(map(str, found['checkpoints']))}" if found["checkpoints"] else "no checkpoint yet"
     )
@@ -81,8 +82,7 @@ def _print(found: Mapping[str, Any]) -> None:
             "method": " ".join([name, *(f"{key}={value}" for key, value in method.items())]),
             "data": f"{data['source']}, {data['partition']}, {data['layout']}",
             "model": f"{model['network']} {model['hidden']}, latent {model['latent']}",
-            "local": f"{plural(local['steps'] or local['epochs'], 'step' if local['steps'] else 'epoch')}, batch {local['batch_size']}, "
-            f"{local['optimizer']} {local['learning_rate']:g}",
+            "local": f"{work}, batch {local['batch_size']}, {local['optimizer']} {local['learning_rate']:g}",
             "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
             "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",
             "rounds": f"{rounds['done']} of {rounds['planned']} done, {kept}",
