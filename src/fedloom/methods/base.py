@@ -156,9 +156,7 @@ class Method:
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
     summed: bool = False  # the server sees the sum of all updates and no single one
     kind: Callable[[Site], Hashable] = groups_of  # equal for sites whose models are built alike
-    settle: Callable[[Tensors], Tensors] = (
-        unchanged  # a silo's weights after its last step of a round, tensor by tensor
-    )
+    settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
     server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one
 
     @property
