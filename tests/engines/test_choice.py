@@ -60,7 +60,7 @@ def test_auto_takes_the_faster_one_where_measuring_pays(
 
 
 def test_the_fastest_chunk_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fused_seconds", lambda _, __, options: {1: 3.0, 2: 1.0, 5: 2.0}[options.chunk])
+    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: {1: 3.0, 2: 1.0, 5: 2.0}[engine.chunk])
     engine = make_engine(*trainer_of(config_of("engine.name=fused"), UNEQUAL))
     assert isinstance(engine, FusedEngine)
     assert engine.describe() == "fused on cpu, float32, 1 stack of up to 2 silos"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -55,14 +56,17 @@ class FusedOptions:
 class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
-    def __init__(self, trainer: Trainer, options: FusedOptions) -> None:
+    def __init__(self, trainer: Trainer, options: FusedOptions, stacks: Sequence[Stack] | None = None) -> None:
+        """``stacks`` that another engine has as well spare their records a second way to the device."""
         if trainer.privacy:
             raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
         if not trainer.method.phases:
             raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self._trainer, self._options = trainer, options
         self.chunk = options.chunk
-        self._stacks = stacks_of(trainer, options.device)
+        stacks = stacks_of(trainer, options.device) if stacks is None else stacks
+        # Layers are rewritten in place, and not alike in every engine.
+        self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(trainer, stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.engines.base import Task
+from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
@@ -33,7 +34,7 @@ class Learner:
 
     phase: Phase
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: LocalOptimizer
 
 
 PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -114,10 +115,7 @@ class PrivateTraining:
         secret = StreamNoise(self.streams)
         gradients, following = mechanism.release(total_of(sums), mechanism.draw(learner.parameters, secret, moment))
         self.bounds[phase.name] = following
-        for name, parameter in learner.parameters.items():
-            parameter.grad = gradients[name]
-        learner.optimizer.step()
-        learner.optimizer.zero_grad()
+        learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
+from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private, objective_noise
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase, fresh_blocks
+from fedloom.methods.base import Method, Phase, fresh_blocks
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
@@ -27,14 +29,8 @@ from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
 
+_DRAWING = threading.Lock()  # new weights come from torch's global generator, which all threads share
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
-
-
-def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimiser as planned; fused, so that a step passes over weights and moments once instead of a dozen times."""
-    if plan.name == "adam":
-        return torch.optim.Adam(parameters, lr=plan.learning_rate, betas=plan.betas, fused=True)
-    return torch.optim.SGD(parameters, lr=plan.learning_rate, fused=True)
 
 
 def local_steps(config: Config, records: int) -> int:
@@ -112,8 +108,9 @@ class Trainer:
     def _model(self, site: Site) -> nn.Module:
         """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
         kind = self.method.kind(site)
-        if kind not in self._templates:
-            self._templates[kind] = self.method.build(site)
+        with _DRAWING:
+            if kind not in self._templates:
+                self._templates[kind] = self.method.build(site)
         return copy.deepcopy(self._templates[kind])
 
     def _steps(
@@ -150,16 +147,11 @@ class Trainer:
         context: RoundContext,
     ) -> dict[str, Tensor]:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
-        phase, optimizer = learner.phase, learner.optimizer
+        phase = learner.phase
         losses = phase.objective(model, batch, noise, received, context)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
         parameters = list(learner.parameters.values())
-        for parameter, gradient in zip(
-            parameters, mechanism.gradients(losses.total, batch.mask, parameters), strict=True
-        ):
-            parameter.grad = gradient
-        optimizer.step()
-        optimizer.zero_grad()  # gives the memory back, so that the next gradients find it in the cache
+        learner.optimizer.step(mechanism.gradients(losses.total, batch.mask, parameters))
         rows = batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}
@@ -200,14 +192,15 @@ class Trainer:
         weights.update(kept)
         if set(weights) < set(model.state_dict()):
             site = site_of(self.federation, task.silo)
-            fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
+            with _DRAWING:
+                fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
             weights = {**fresh, **weights}
         return weights
 
     def _learner(self, phase: Phase, model: nn.Module, state: SiloState) -> Learner:
         """A phase with its optimiser, and its old moments where the phase keeps them."""
         named = parameters_of(phase, model)
-        optimizer = make_optimizer(phase.optimizer, list(named.values()))
+        optimizer = LocalOptimizer(phase.optimizer, list(named.values()))
         for name, parameter in named.items():
             prefix = f"{OPTIMIZER}{phase.name}/{name}/"
             moments = _under(prefix, state.tensors)
