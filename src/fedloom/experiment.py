@@ -19,7 +19,7 @@ from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.suite import Evaluator
+from fedloom.evaluation.suite import METRICS, Evaluator
 from fedloom.federation.building import build_federation
 from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
@@ -36,6 +36,7 @@ from fedloom.sharing.update import DivergedError
 from fedloom.streams import Streams
 
 GRID = 64  # images in a sample grid
+OF_RECORDS = {"likelihood", "probe", "memorisation"}  # metrics that look at the records of silos
 
 
 class Observer:
@@ -82,41 +83,58 @@ class Experiment:
     @cached_property
     def trainer(self) -> Trainer:
         """What trains a silo, under the privacy that the configuration asks for."""
+        if self.federation.is_remote:  # each silo plans for itself
+            return Trainer(self.config, self.method, self.federation)
         rounds = [self._context(number).participants for number in range(1, self.config.rounds + 1)]
         plans = silo_plans(self.config, self.federation, self.method, rounds)
         method = replace(self.method, summed=bool(plans) and self.config.privacy.trust == "distributed")
         return Trainer(self.config, method, self.federation, plans)
 
-    def run(self, out: Path | str, observer: Observer | None = None) -> Run:
-        """Train from the start into a new folder."""
+    def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
+        """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
         check_trackers(self.config)
         device_of(self.config.engine)  # complains before the folder exists
-        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        evaluator = self._evaluator()
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config)
-        return self._live(folder, state, evaluator, observer or Observer())
+        return self._live(folder, state, evaluator, observer or Observer(), engine)
 
-    def resume(self, folder: RunFolder, observer: Observer | None = None) -> Run:
+    def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Go on from the newest checkpoint, exactly as if nothing had happened."""
-        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        evaluator = self._evaluator()
         state = initial_state(self.method, self.federation, self.config)
         if folder.rounds_done:
             checkpoint = load_checkpoint(folder.path)
             self._check_same_experiment(folder, checkpoint)
             state = restored(checkpoint, self.federation)
         folder.rewind(state.round)
-        return self._live(folder, state, evaluator, observer or Observer())
+        return self._live(folder, state, evaluator, observer or Observer(), engine)
 
-    def _live(self, folder: RunFolder, state: FederationState, evaluator: Evaluator, observer: Observer) -> Run:
+    def _evaluator(self) -> Evaluator:
+        """What measures the run; a server without its silos' records has what it can be told by a public set alone."""
+        settings = self.config.evaluation
+        if self.federation.is_remote:
+            allowed = set(METRICS) - OF_RECORDS if len(self.federation.test) else set()
+            settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
+        return Evaluator(self.federation, settings, self.streams)
+
+    def _live(
+        self,
+        folder: RunFolder,
+        state: FederationState,
+        evaluator: Evaluator,
+        observer: Observer,
+        engine: Engine | None,
+    ) -> Run:
         """The rounds."""
         run = Run(folder)
         if folder.status["state"] != "unfinished":
             return run
         folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
-        engine = self._engine(folder, state)
+        engine = self._engine(folder, state, engine)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
         try:
             observer.started(self, engine, state.round)
@@ -166,9 +184,9 @@ class Experiment:
         row = {"round": context.round, "seconds": 0.0, "participants": context.participants, "steps": report.steps}
         return row | {f"train/{name}": value for name, value in report.terms.items()}
 
-    def _engine(self, folder: RunFolder, state: FederationState) -> Engine:
+    def _engine(self, folder: RunFolder, state: FederationState, given: Engine | None) -> Engine:
         """The engine; a resumed run makes the choices it was started with, because others may change the last bit."""
-        engine = make_engine(self.trainer, state, folder.environment.get("engine_choice", {}))
+        engine = given or make_engine(self.trainer, state, folder.environment.get("engine_choice", {}))
         folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         return engine
 
