@@ -47,6 +47,8 @@ def _described(run: Run) -> dict[str, Any]:
         "plan": _sharing(plan) if plan else {},
         "payloads": {payload.name: payload.cost for payload in plan.payloads} if plan else {},
         "privacy": summarise(run.config.privacy, run.folder.ledger).to_mapping(),
+        "audit": run.folder.audit,
+        "not_for_release": run.folder.not_for_release,
         "bytes_up": _bytes_up(run.folder.egress()),
         "metrics": last_metrics(run),
     }
@@ -96,6 +98,10 @@ def _print(found: Mapping[str, Any]) -> None:
     if found["privacy"]["mechanism"] != "none":
         for part in ("mechanism", "adjacency", "trust", "not_covered"):
             show(f"privacy, {part.replace('_', ' ')}: {found['privacy'][part]}")
+    if found["not_for_release"]:
+        show(found["not_for_release"])
+    for sentence in found["audit"].get("sentences", ()):
+        show(f"audit of round {found['audit']['round']}, {sentence}")
     if found["metrics"]:
         say("")
         show(metrics_table(found["metrics"]))
