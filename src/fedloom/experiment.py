@@ -93,8 +93,12 @@ class Experiment:
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
         check_trackers(self.config)
+<<<<<<< HEAD
         device_of(self.config.engine)  # complains before the folder exists
         evaluator = self._evaluator()
+=======
+        evaluator = self._evaluator()  # complains before the folder exists
+>>>>>>> d6af060 (wip)
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
@@ -113,6 +117,7 @@ class Experiment:
         return self._live(folder, state, evaluator, observer or Observer(), engine)
 
     def _evaluator(self) -> Evaluator:
+<<<<<<< HEAD
         """What measures the run; a server without its silos' records has what it can be told by a public set alone."""
         settings = self.config.evaluation
         if self.federation.is_remote:
@@ -128,6 +133,12 @@ class Experiment:
         observer: Observer,
         engine: Engine | None,
     ) -> Run:
+=======
+        """What measures the run, on the device that trains it."""
+        return Evaluator(self.federation, self.config.evaluation, self.streams, device_of(self.config.engine))
+
+    def _live(self, folder: RunFolder, state: FederationState, evaluator: Evaluator, observer: Observer) -> Run:
+>>>>>>> d6af060 (wip)
         """The rounds."""
         run = Run(folder)
         if folder.status["state"] != "unfinished":
@@ -206,7 +217,8 @@ class Experiment:
         if len(self.federation.shape) == 3 and generator.pathways:
             samples = folder.samples_of(state.round)
             for group in self.federation.groups:
-                images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=generator.pathways[0])
+                way, device = generator.pathways[0], evaluator.device
+                images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=way, device=device)
                 save_grid(images, samples / f"{file_name(group)}.png")
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
         return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)
