@@ -93,12 +93,7 @@ class Experiment:
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
         check_trackers(self.config)
-<<<<<<< HEAD
-        device_of(self.config.engine)  # complains before the folder exists
-        evaluator = self._evaluator()
-=======
         evaluator = self._evaluator()  # complains before the folder exists
->>>>>>> d6af060 (wip)
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
@@ -117,13 +112,15 @@ class Experiment:
         return self._live(folder, state, evaluator, observer or Observer(), engine)
 
     def _evaluator(self) -> Evaluator:
-<<<<<<< HEAD
-        """What measures the run; a server without its silos' records has what it can be told by a public set alone."""
+        """What measures the run, on the device that trains it.
+
+        A server without its silos' records has what it can be told by a public set alone.
+        """
         settings = self.config.evaluation
         if self.federation.is_remote:
             allowed = set(METRICS) - OF_RECORDS if len(self.federation.test) else set()
             settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
-        return Evaluator(self.federation, settings, self.streams)
+        return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
 
     def _live(
         self,
@@ -133,12 +130,6 @@ class Experiment:
         observer: Observer,
         engine: Engine | None,
     ) -> Run:
-=======
-        """What measures the run, on the device that trains it."""
-        return Evaluator(self.federation, self.config.evaluation, self.streams, device_of(self.config.engine))
-
-    def _live(self, folder: RunFolder, state: FederationState, evaluator: Evaluator, observer: Observer) -> Run:
->>>>>>> d6af060 (wip)
         """The rounds."""
         run = Run(folder)
         if folder.status["state"] != "unfinished":

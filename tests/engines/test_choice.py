@@ -137,7 +137,7 @@ def test_a_run_is_measured_where_it_is_trained(
     present: bool, overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    monkeypatch.setattr(Experiment, "_live", lambda _, __, ___, evaluator, ____: evaluator)
+    monkeypatch.setattr(Experiment, "_live", lambda _, __, ___, evaluator, *____: evaluator)
     begun = train(config_of(*overrides), tmp_path / "run", UNEQUAL)
     resumed = resume(tmp_path / "run", UNEQUAL)
     assert (begun.device.type, resumed.device.type) == (device, device)
