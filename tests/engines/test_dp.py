@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -405,14 +404,3 @@ def test_without_dp_there_is_neither_plan_nor_ledger(tmp_path: Path) -> None:
     experiment = Experiment.of(tiny_config(), federation_of([0] * 40))
     assert silo_plans(experiment.config, experiment.federation, experiment.method, [(0,), (0,)]) == ()
     assert not experiment.run(tmp_path / "run").folder.ledger.exists()
-
-
-def test_the_fused_engine_leaves_dp_to_the_reference_engine(tmp_path: Path) -> None:
-    federation = federation_of([0] * 40)
-    with pytest.warns(FedloomWarning, match=r"'dp-sgd' is not built into the fused engine yet; the reference engine"):
-        run = train(tiny_config(*RDP, "engine.name=fused"), tmp_path / "fused", federation)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FedloomWarning)
-        train(tiny_config(*RDP, "engine.name=auto", "engine.device=cpu"), tmp_path / "auto", federation)
-    assert run.folder.environment["engine_choice"]["name"] == "reference"
-    assert_same_run(tmp_path / "fused", tmp_path / "auto")

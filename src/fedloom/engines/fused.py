@@ -24,6 +24,8 @@ from fedloom.engines.base import (
 from fedloom.engines.fused_batches import Schedule, numbers_per_step
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_merge import StackedMean
+from fedloom.engines.fused_poisson import PrivateSchedule, private_numbers_per_step
+from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Stack, stacks_of
@@ -51,6 +53,7 @@ class FusedOptions:
     chunk: int = CUDA_CHUNK
     matrix_convolutions: bool = True
     compiled: bool = False
+    host_noise: bool = False  # under DP-SGD draw noise as the reference engine does, also for a GPU, which is slow
 
 
 class FusedEngine:
@@ -58,8 +61,6 @@ class FusedEngine:
 
     def __init__(self, trainer: Trainer, options: FusedOptions, stacks: Sequence[Stack] | None = None) -> None:
         """``stacks`` that another engine has as well spare their records a second way to the device."""
-        if trainer.privacy:
-            raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
         if not trainer.method.phases:
             raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self._trainer, self._options = trainer, options
@@ -67,6 +68,11 @@ class FusedEngine:
         stacks = stacks_of(trainer, options.device) if stacks is None else stacks
         # Layers are rewritten in place, and not alike in every engine.
         self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
+        # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
+        self._watches = [
+            [probed(trainer, stack, phase) for phase in trainer.method.phases] if trainer.privacy else []
+            for stack in self._stacks
+        ]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(trainer, stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
@@ -168,7 +174,9 @@ class FusedEngine:
             torch.cuda.empty_cache()
 
     def _steps(self, silo: int) -> int:
-        return local_steps(self._trainer.config, len(self._trainer.federation.silos[silo]))
+        trainer = self._trainer
+        units = trainer.privacy[silo].units if trainer.privacy else len(trainer.federation.silos[silo])
+        return local_steps(trainer.config, units)
 
     def _halve(self, error: Exception) -> None:
         if self.chunk == 1:
@@ -182,17 +190,23 @@ class FusedEngine:
         if number not in self._programs:
             trainer, options = self._trainer, self._options
             size = min(self.chunk, len(stack.silos))
-            program = StackProgram(trainer, stack, size, self._trials[number], options.precision, options.compiled)
+            common = trainer, stack, size, self._trials[number], options.precision, options.compiled
+            if trainer.privacy:
+                program: StackProgram = PrivateProgram(*common, self._watches[number], options.host_noise)
+            else:
+                program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(size), max(map(self._steps, stack.silos)))
-                runner = GraphRunner(program, options.precision, trainer, steps)
+                steps = min(self._window(stack, size), max(map(self._steps, stack.silos)))
+                runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
-    def _window(self, silos: int) -> int:
+    def _window(self, stack: Stack, silos: int) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers_per_step(self._trainer)))
+        trainer = self._trainer
+        numbers = private_numbers_per_step(trainer, stack) if trainer.privacy else numbers_per_step(trainer)
+        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers))
 
     def _train_chunk(
         self,
@@ -206,12 +220,13 @@ class FusedEngine:
     ) -> list[Result]:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
-        schedule = Schedule(self._trainer, stack, silos, context.round, step_limit)
-        program.begin(context)
+        schedule_of = PrivateSchedule if self._trainer.privacy else Schedule
+        schedule = schedule_of(self._trainer, stack, silos, context.round, step_limit)
+        program.begin(context, silos)
         runner.prepare(schedule.counts(), context.round)
         sites = [site_of(self._trainer.federation, silo) for silo in silos]
         program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
-        for window in schedule.windows(self._window(program.size)):
+        for window in schedule.windows(self._window(stack, program.size)):
             runner.run(window)
         program.settle(len(silos))
         results = self._results(program, silos, schedule.steps, state, context, trial=step_limit is not None)

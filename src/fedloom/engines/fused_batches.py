@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Window:
     index: Tensor  # (steps, silos, batch) rows of the stack's records
     mask: Tensor  # (steps, silos, batch) 0 where a row is padding
     noise: tuple[Tensors, ...]  # for each phase, each tensor (steps, silos, batch, *shape)
+    usual: ClassVar[bool] = True  # every window has the same shapes
 
     def __len__(self) -> int:
         return len(self.index)
@@ -33,19 +35,48 @@ class Window:
         """How many silos take these steps."""
         return self.index.shape[1]
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What a program's steps take, of all steps."""
+        return self.index, self.mask, self.noise
 
-class Schedule:
-    """What the silos of a chunk do in a round; silos come in descending order of their number of steps."""
+    def step(self, number: int) -> tuple[Any, ...]:
+        """What a program takes for one step."""
+        noise = tuple({name: tensor[number] for name, tensor in part.items()} for part in self.noise)
+        return self.index[number], self.mask[number], noise
+
+
+class Stretches:
+    """Which silos of a chunk are at work in which steps; they come in descending order of their number of steps."""
+
+    def __init__(self, steps: list[int]) -> None:
+        assert steps == sorted(steps, reverse=True), "those that finish first come last"
+        self.steps = steps
+
+    def counts(self) -> list[int]:
+        """How many silos are at work, for each stretch of steps with a number of its own."""
+        return sorted({self._active(step) for step in self.steps if step} | {len(self.steps)}, reverse=True)
+
+    def stretches(self, longest: int) -> Iterator[tuple[int, int, int]]:
+        """First step, end and number of silos at work, of at most ``longest`` steps each."""
+        for first, last in itertools.pairwise(sorted({0, *self.steps})):
+            for start in range(first, last, longest):
+                yield start, min(start + longest, last), self._active(last)
+
+    def _active(self, step: int) -> int:
+        return sum(steps >= step for steps in self.steps)
+
+
+class Schedule(Stretches):
+    """What the silos of a chunk do in a round."""
 
     def __init__(
         self, trainer: Trainer, stack: Stack, silos: Sequence[int], round: int, limit: int | None = None
     ) -> None:
         self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
         sizes = [len(trainer.federation.silos[silo]) for silo in silos]
-        self.steps = [local_steps(trainer.config, size) for size in sizes]
-        if limit is not None:
-            self.steps = [min(steps, limit) for steps in self.steps]
-        assert self.steps == sorted(self.steps, reverse=True), "those that finish first come last"
+        steps = [local_steps(trainer.config, size) for size in sizes]
+        super().__init__(steps if limit is None else [min(count, limit) for count in steps])
         device = stack.records.x.device
         self._device = device
         self._number = torch.tensor(silos, device=device)
@@ -67,19 +98,10 @@ class Schedule:
             device=device,
         )  # (silos, epochs, longest)
 
-    def counts(self) -> list[int]:
-        """How many silos are at work, for each stretch of steps with a number of its own."""
-        return sorted({self._active(step) for step in self.steps if step} | {len(self.steps)}, reverse=True)
-
     def windows(self, longest: int) -> Iterator[Window]:
         """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
-        ends = sorted({0, *self.steps})
-        for first, last in itertools.pairwise(ends):
-            for start in range(first, last, longest):
-                yield self._window(start, min(start + longest, last), self._active(last))
-
-    def _active(self, step: int) -> int:
-        return sum(steps >= step for steps in self.steps)
+        for first, last, silos in self.stretches(longest):
+            yield self._window(first, last, silos)
 
     def _window(self, first: int, last: int, silos: int) -> Window:
         batch = self._trainer.config.local.batch_size
@@ -109,6 +131,18 @@ class Schedule:
             ).reshape(len(step), silos, batch, *shape)
             for name, shape in phase.objective.noise.items()
         }
+
+
+def buffers(trainer: Trainer, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
+    """Room for what so many steps take."""
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(steps, silos, trainer.config.local.batch_size, *shape, dtype=dtype, device=device)
+
+    noise = tuple(
+        {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in trainer.method.phases
+    )
+    return buffer(dtype=torch.int64), buffer().fill_(1.0), noise  # no division by zero rows
 
 
 def numbers_per_step(trainer: Trainer) -> int:

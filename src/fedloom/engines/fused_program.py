@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fedloom.engines.base import SiloState, received_by
+from fedloom.engines.fused_batches import buffers
 from fedloom.engines.fused_stack import Stack, positions_by
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
@@ -17,7 +18,7 @@ from fedloom.engines.training import MODEL, OPTIMIZER, Trainer
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import ServerState, fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.sharing.plan import Down, Tensors
+from fedloom.sharing.plan import Down
 
 
 class StackProgram:
@@ -54,9 +55,16 @@ class StackProgram:
         """Whether a step looked at the round's context since :meth:`begin`."""
         return self._context.was_read
 
-    def begin(self, context: RoundContext) -> None:
-        """A new round."""
+    def begin(self, context: RoundContext, silos: Sequence[int]) -> None:  # noqa: ARG002 - of one kind here
+        """A new round, and the silos of a chunk."""
         self._context = WatchedContext(context)
+
+    def buffers(self, steps: int) -> tuple[Any, ...]:
+        """Room for the inputs of so many steps."""
+        return buffers(self._trainer, steps, self.size, self._stack.records.x.device)
+
+    def draw(self, silos: int) -> None:
+        """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""
 
     def load(self, server: ServerState, sites: list[Site], states: list[SiloState]) -> None:
         """Give each place what its silo was sent, what it kept, and in its first round fresh private weights."""
@@ -92,8 +100,9 @@ class StackProgram:
         for total in self._sums:
             total.zero_()
 
-    def step(self, index: Tensor, mask: Tensor, noise: Sequence[Tensors]) -> None:
-        """One step of every phase for the first ``len(index)`` silos."""
+    def step(self, inputs: tuple[Any, ...]) -> None:
+        """One step of every phase for the first ``len(index)`` silos, given index, mask and each phase's noise."""
+        index, mask, noise = inputs
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
         for number, phase in enumerate(self._trainer.method.phases):

@@ -46,6 +46,10 @@ class Randomness(Protocol):
         """Numbers in (0, 1), float64."""
         ...
 
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Numbers in (0, 1) for several steps of one silo, shape (steps, count), float64."""
+        ...
+
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Standard normal numbers."""
         ...
@@ -71,14 +75,23 @@ class StreamNoise:
         purpose = moment.stream(COINS)
         return coins(self.streams, count, silo=moment.silo, round=moment.round, step=moment.step, purpose=purpose)
 
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Those of each step, drawn at once."""
+        return coins(self.streams, count, silo=silo, round=round, step=steps)
+
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32."""
         return self.fill(torch.empty(count, device=device), moment)
 
     def fill(self, numbers: Tensor, moment: Moment) -> Tensor:
         """Standard normal numbers, in place."""
-        high, low = self.streams.key(f"{moment.stream(NOISE)}/{moment.silo}/{moment.round}/{moment.step}")
-        return numbers.normal_(generator=torch.Generator(numbers.device).manual_seed(high << 31 ^ low))
+        name = f"{moment.silo}/{moment.round}/{moment.step}/{moment.use}"
+        return numbers.normal_(generator=self.generator(name, numbers.device))
+
+    def generator(self, name: str, device: torch.device | str) -> torch.Generator:
+        """The device's own generator, seeded for this name."""
+        high, low = self.streams.key(f"{NOISE}/{name}")
+        return torch.Generator(device).manual_seed(high << 31 ^ low)
 
 
 def coins(
@@ -111,6 +124,10 @@ class SecureNoise:
     def uniform(self, count: int, moment: Moment) -> Tensor:  # noqa: ARG002 - no moment determines it
         """From 64 bits each."""
         return torch.from_numpy(_secure_uniform(count))
+
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:  # noqa: ARG002
+        """From 64 bits each."""
+        return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:  # noqa: ARG002
         """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""

@@ -21,6 +21,7 @@ from fedloom.errors import ConfigError, FedloomError
 
 # Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
 ROUNDING = 4e-6
+NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +259,7 @@ def whole_gradients(values: Tensor, parameters: Mapping[str, Tensor]) -> dict[st
         materialize_grads=True,
     )
     if any(row.isnan().any() for row in rows):
-        raise FedloomError("a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate")
+        raise FedloomError(NOT_A_NUMBER)
     return {name: Whole(row) for name, row in zip(parameters, rows, strict=True)}
 
 

@@ -36,10 +36,11 @@ def capacity(sizes: Tensor, rate: float) -> int:
     """
     deviation = math.sqrt(rate * (1 - rate) * float(sizes.square().sum()))
     wanted = max(float(sizes.max()), rate * float(sizes.sum()) + 4 * deviation)
-    return min(int(sizes.sum()), _in_eights(wanted))
+    return min(int(sizes.sum()), in_eights(wanted))
 
 
-def _in_eights(rows: float) -> int:
+def in_eights(rows: float) -> int:
+    """The next whole multiple of 8, at least 8."""
     return 8 * max(1, math.ceil(rows / 8))
 
 
@@ -70,6 +71,6 @@ def subject_passes(chosen: Tensor, subject: Tensor, rows: int) -> list[Pass]:
 
 def _padded(index: Tensor) -> Pass:
     """Multiples of 8 rows: where shapes need not be fixed, more would only cost time."""
-    padding = _in_eights(len(index)) - len(index)
+    padding = in_eights(len(index)) - len(index)
     mask = torch.cat((torch.ones(len(index)), torch.zeros(padding)))
     return Pass(torch.cat((index, index.new_zeros(padding))), mask)
