@@ -112,11 +112,11 @@ class Distil:
             memory[RECORDS + update.silo] = torch.tensor(counts, dtype=torch.float64)
             sent = update.payloads.get(PAYLOAD, {})
             memory |= {f"{PAYLOAD}/{update.silo}/{name}": tensor for name, tensor in sent.items()}
-        for key in [key for key in server.blocks if key.block in self._source.blocks]:
-            if blocks[key] is not server.blocks[key]:
-                for version in range(self.settings.replay, 0, -1):
-                    if _older(key, version - 1) in server.blocks:
-                        blocks[_older(key, version)] = server.blocks[_older(key, version - 1)]
+        replaced = [k for k, part in server.blocks.items() if blocks[k] is not part and k.block in self._source.blocks]
+        for key in replaced:
+            for version in range(self.settings.replay):
+                if _older(key, version) in server.blocks:
+                    blocks[_older(key, version + 1)] = server.blocks[_older(key, version)]
         return ServerState(blocks, memory)
 
     def lesson(self, server: ServerState, context: RoundContext, streams: Streams, device: torch.device) -> Lesson:
@@ -248,7 +248,7 @@ class Distil:
 
 def _older(key: BlockKey, version: int) -> BlockKey:
     """Where an earlier version of a block is kept."""
-    return BlockKey(key.block, f"{key.owner}~{version}") if version else key
+    return BlockKey(key.block, f"before-{version}/{key.owner}") if version else key
 
 
 def _site(silo: str, counts: Tensor) -> Site:
