@@ -39,6 +39,11 @@ def share() -> dict[str, Any]:
     return {"check": lambda value: 0 <= value < 1, "rule": "at least 0 and below 1"}
 
 
+def portion() -> dict[str, Any]:
+    """Field metadata: the value lies in [0, 1]."""
+    return {"check": lambda value: 0 <= value <= 1, "rule": "at least 0 and at most 1"}
+
+
 def all_positive() -> dict[str, Any]:
     """Field metadata: every item of the list is at least 1."""
     return {
@@ -69,6 +74,7 @@ class ModelConfig:
 
     network: str = "mlp"
     branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
+    silos: dict[str, dict[str, Any]] = field(default_factory=dict)  # silo name -> what differs of its architecture
     hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())
     # Convolutional networks: one halving of the image for each width; a decoder or generator takes them in reverse.
     channels: tuple[int, ...] = field(default=(32, 64, 128, 256), metadata=all_positive())
@@ -78,6 +84,13 @@ class ModelConfig:
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     kl_weight: float = field(default=1.0, metadata=at_least(0))
 
+    def changed(self, changes: Mapping[str, Any], path: str, allowed: Sequence[str]) -> ModelConfig:
+        """These settings with some others, of those that are allowed to differ under ``path``."""
+        for key in changes:
+            if key not in allowed:
+                raise ConfigError(unknown("key", f"{path}.{key}", (f"{path}.{name}" for name in allowed)))
+        return parse(ModelConfig, {**asdict(self), **changes}, path)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutliersConfig:
@@ -86,7 +99,7 @@ class OutliersConfig:
     source: str = ""
     path: str = ""
     group: str = ""  # of that source; all of them unless told
-    share: float = field(default=0.05, metadata=rate())  # of the silo's own records, on top of them
+    share: float = field(default=0.05, metadata=portion())  # of the silo's own records, on top of them; 0: a control
     silos: tuple[str, ...] = ()  # by name
 
 
@@ -110,7 +123,7 @@ class DataConfig:
 class SharingConfig:
     """How blocks are merged; ``scopes`` overrides the method's own plan, block by block."""
 
-    weights: Literal["size", "equal-groups"] = "size"
+    weights: Literal["size", "equal-groups", "equal"] = "size"
     scopes: dict[str, str] = field(default_factory=dict)
 
 
@@ -129,6 +142,7 @@ class PrivacyConfig:
     blocks: tuple[str, ...] = ()  # privatise these alone, as some papers do: no DP guarantee
     accountant: Literal["pld", "rdp", "filter"] = "pld"
     trust: Literal["local", "distributed"] = "local"
+    tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
 
@@ -138,6 +152,7 @@ class LocalConfig:
     """What a silo does in a round."""
 
     epochs: int = field(default=5, metadata=at_least(1))
+    steps: int = field(default=0, metadata=at_least(0))  # of a round; 0: as many as the epochs take
     batch_size: int = field(default=32, metadata=at_least(1))
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = field(default=1e-3, metadata=above(0))
@@ -149,9 +164,25 @@ class LocalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What the server does with the updates."""
+    """What the server does with the updates; all settings but ``step`` are for distillation."""
 
-    step: Literal["mean"] = "mean"
+    # "mean": average by scope. "distil": train on samples of the decoders that silos send. "mean+distil": both, on
+    # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
+    step: Literal["auto", "mean", "distil", "mean+distil"] = "auto"
+    trains: Literal["own", "merged"] = "own"  # a model of the server's own, or the average, which then goes down
+    model: dict[str, Any] = field(default_factory=dict)  # what differs of ``model`` in the server's own
+    samples: int = field(default=5000, metadata=at_least(1))  # of each decoder in a round
+    balance: Literal["equal", "size"] = "equal"  # as many of each silo, or as its number of records
+    replay: int = field(default=0, metadata=at_least(0))  # earlier decoders of each silo that are sampled as well
+    latents: Literal["prior", "ball", "mixture", "histogram"] = "prior"  # where samples are drawn from
+    radius: float = field(default=3.0, metadata=above(0))  # of the ball
+    components: int = field(default=10, metadata=at_least(1))  # of a silo's mixture, or places of its histogram
+    targets: Literal["means", "samples"] = "means"  # what a decoder gives: its mean image, or a draw around it
+    epochs: int = field(default=10, metadata=at_least(1))
+    batch_size: int = field(default=128, metadata=at_least(1))
+    learning_rate: float = field(default=1e-3, metadata=above(0))
+    keep_optimizer: bool = False
+    patience: int = field(default=10, metadata=at_least(1))  # rounds of silence after which a silo is warned of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +199,15 @@ class EvaluationConfig:
     importance_samples: int = field(default=64, metadata=at_least(1))  # k of the importance-weighted bound
     # Beside metrics.jsonl; "auto" is TensorBoard where it is installed.
     trackers: tuple[str, ...] = ("auto",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Canaries in the training records, for ``fedloom audit``; a run that has some is not for release."""
+
+    canaries: int = field(default=0, metadata=at_least(0))  # in all; each is trained on by a coin of its own
+    kind: Literal["noise", "held-out"] = "noise"
+    silos: tuple[str, ...] = ()  # by name; all of them unless told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +239,7 @@ class Config:
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def to_mapping(self) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.suite import Evaluator
+from fedloom.evaluation.suite import METRICS, Evaluator
 from fedloom.federation.building import build_federation
+from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState, Setting, make_method
@@ -49,6 +50,7 @@ GRID = 64  # images in a sample grid
 Rounds = typing.Generator[
     Job, tuple[FederationState, RoundReport, float], None
 ]  # asked for; given, with seconds of training
+OF_RECORDS = {"likelihood", "probe", "memorisation"}  # metrics that look at the records of silos
 
 
 class Observer:
@@ -84,6 +86,7 @@ class Experiment:
             federation = build_federation(config.data, Streams(config.seed))
         elif config.data.layout == "centralised":
             federation = federation.centralised()
+        federation = with_canaries(federation, config.audit, Streams(config.seed))
         return cls(config, federation, make_method(setting_of(config, federation)))
 
     @cached_property
@@ -94,23 +97,25 @@ class Experiment:
     @cached_property
     def trainer(self) -> Trainer:
         """What trains a silo, under the privacy that the configuration asks for."""
+        if self.federation.is_remote:  # each silo plans for itself
+            return Trainer(self.config, self.method, self.federation)
         rounds = [self._context(number).participants for number in range(1, self.config.rounds + 1)]
         plans = silo_plans(self.config, self.federation, self.method, rounds)
-        return Trainer(self.config, self.method, self.federation, plans)
+        method = replace(self.method, summed=bool(plans) and self.config.privacy.trust == "distributed")
+        return Trainer(self.config, method, self.federation, plans)
 
-    def run(self, out: Path | str, observer: Observer | None = None) -> Run:
-        """Train from the start into a new folder."""
-        return self.begin(out, observer).alone()
+    def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
+        """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
+        return self.begin(out, observer).alone(engine)
 
-    def resume(self, folder: RunFolder, observer: Observer | None = None) -> Run:
+    def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Go on from the newest checkpoint, exactly as if nothing had happened."""
-        return self.take_up(folder, observer).alone()
+        return self.take_up(folder, observer).alone(engine)
 
     def begin(self, out: Path | str, observer: Observer | None = None) -> Life:
         """A run before its first round, in a new folder."""
         check_trackers(self.config)
-        device_of(self.config.engine)  # complains before the folder exists
-        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        evaluator = self._evaluator()  # complains before the folder exists
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
@@ -119,7 +124,7 @@ class Experiment:
 
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> Life:
         """A run as its newest checkpoint left it."""
-        evaluator = Evaluator(self.federation, self.config.evaluation, self.streams)
+        evaluator = self._evaluator()
         state = initial_state(self.method, self.federation, self.config)
         if folder.rounds_done:
             checkpoint = load_checkpoint(folder.path)
@@ -128,10 +133,22 @@ class Experiment:
         folder.rewind(state.round)
         return Life(self, folder, state, evaluator, observer or Observer())
 
+    def _evaluator(self) -> Evaluator:
+        """What measures the run, on the device that trains it.
+
+        A server without its silos' records has what it can be told by a public set alone.
+        """
+        settings = self.config.evaluation
+        if self.federation.is_remote:
+            allowed = set(METRICS) - OF_RECORDS if len(self.federation.test) else set()
+            settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
+        return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
+
     def rounds(
         self, folder: RunFolder, state: FederationState, evaluator: Evaluator, engine: Engine, observer: Observer
     ) -> Rounds:
         """All that happens around the engine's part of each round."""
+        folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
         folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
@@ -199,7 +216,8 @@ class Experiment:
         if len(self.federation.shape) == 3 and generator.pathways:
             samples = folder.samples_of(state.round)
             for group in self.federation.groups:
-                images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=generator.pathways[0])
+                way, device = generator.pathways[0], evaluator.device
+                images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=way, device=device)
                 save_grid(images, samples / f"{file_name(group)}.png")
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
         return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)
@@ -238,10 +256,10 @@ class Life:
     evaluator: Evaluator
     observer: Observer
 
-    def alone(self) -> Run:
-        """Live with an engine of its own."""
+    def alone(self, given: Engine | None = None) -> Run:
+        """Live with an engine of its own: the one given, or the one that the configuration asks for."""
         if self.folder.status["state"] == "unfinished":
-            engine = make_engine(self.experiment.trainer, self.state, self.earlier_choice)
+            engine = given or make_engine(self.experiment.trainer, self.state, self.earlier_choice)
             try:
                 failures = live_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
             finally:
@@ -310,7 +328,8 @@ def _attempted(engine: Engine, job: Job) -> Outcome:
 
 def setting_of(config: Config, federation: Federation) -> Setting:
     """The public facts of a federation that a method is made for."""
-    return Setting(config, federation.shape, federation.groups, federation.classes)
+    names = tuple(silo.name for silo in federation.silos)
+    return Setting(config, federation.shape, federation.groups, federation.classes, names)
 
 
 def file_name(text: str) -> str:

@@ -114,7 +114,7 @@ def test_ledger_refuses_what_is_none(refused: Refused, finished: Path, tmp_path:
         (["privacy.epsilon=-2"], ["privacy.epsilon = -2", "at least 0"]),
         (["privacy.delta=-1e-5"], ["privacy.delta", "at least 0 and below 1"]),
         (["local.batch_size=64"], ["local.batch_size is 64", "silo 'mnist-0' holds 40"]),
-        (["privacy.trust=distributed"], ["privacy.trust = 'distributed'", "use 'local'"]),
+        (["privacy.trust=distributed"], ["privacy.trust = 'distributed'", "set local.steps = 1"]),
         (["privacy.unit=subject"], ["privacy.unit = 'subject'", "do not say whose they are"]),
     ],
     ids=lambda value: " ".join(value),

@@ -13,7 +13,7 @@ from fedloom.engines.choice import make_engine
 from fedloom.engines.fused import FusedEngine
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
-from fedloom.experiment import resume, train
+from fedloom.experiment import Life, resume, train
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 
@@ -60,7 +60,7 @@ def test_auto_takes_the_faster_one_where_measuring_pays(
 
 
 def test_the_fastest_chunk_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fused_seconds", lambda _, __, options: {1: 3.0, 2: 1.0, 5: 2.0}[options.chunk])
+    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: {1: 3.0, 2: 1.0, 5: 2.0}[engine.chunk])
     engine = make_engine(*trainer_of(config_of("engine.name=fused"), UNEQUAL))
     assert isinstance(engine, FusedEngine)
     assert engine.describe() == "fused on cpu, float32, 1 stack of up to 2 silos"
@@ -119,6 +119,25 @@ def test_a_resumed_run_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -
 
 def test_measured_times_are_those_of_steps() -> None:
     trainer, state = trainer_of(config_of(*OPEN), UNEQUAL)
-    options, seconds = choice.fastest_options(trainer, state, torch.device("cpu"))
-    assert options.chunk in (1, 2, 5)
+    engine, seconds = choice.fastest_fused(trainer, state, torch.device("cpu"))
+    assert engine.chunk in (1, 2, 5)
     assert 0 < seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("present", "overrides", "device"),
+    [
+        (True, (), "cuda"),
+        (True, ("engine.device=cpu",), "cpu"),
+        (True, ("engine.name=reference",), "cpu"),
+        (False, (), "cpu"),
+    ],
+)
+def test_a_run_is_measured_where_it_is_trained(
+    present: bool, overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(Life, "alone", lambda life, _: life.evaluator)
+    begun = train(config_of(*overrides), tmp_path / "run", UNEQUAL)
+    resumed = resume(tmp_path / "run", UNEQUAL)
+    assert (begun.device.type, resumed.device.type) == (device, device)

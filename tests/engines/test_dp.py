@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,8 @@ from fedloom.objectives.base import Losses, Objective
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
+from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
 from support import assert_same_run, federation_of, tiny_config
 
@@ -83,7 +84,8 @@ def test_training_equals_a_hand_written_loop(
     rule = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer](named.values(), lr=1e-3)
     streams, x, mean_losses, counts = trainer.streams, federation.silos[1].train.x, [], []
     for step in range(2 * math.ceil(units / size)):
-        coins = streams.uniform("privacy/coins", units, silo=1, round=2, step=step)
+        randomness, now = StreamNoise(streams), Moment(silo=1, round=2, step=step)
+        coins = randomness.uniform(units, now)
         chosen = [
             index
             for number in torch.nonzero(coins < size / units).flatten()
@@ -105,9 +107,7 @@ def test_training_equals_a_hand_written_loop(
         for found in gradients.values():
             norm = torch.cat([part.flatten() for part in found]).norm()
             total = [a + b * min(1.0, clip / norm) for a, b in zip(total, found, strict=True)]
-        flat = streams.normal(
-            "privacy/noise", 1, 1 + sum(p.numel() for p in named.values()), silo=1, round=2, step=step
-        )[0, 1:]
+        flat = randomness.normal(1 + sum(p.numel() for p in named.values()), now)[:-1]
         parts = flat.split([p.numel() for p in named.values()])
         for parameter, summed, part in zip(named.values(), total, parts, strict=True):
             parameter.grad = (summed + sigma * clip * part.reshape(summed.shape)) / size
@@ -131,7 +131,7 @@ def test_empty_batches_are_noise_alone() -> None:
     trainer, start = trainer_of(federation, *DP, "local.batch_size=1", "local.optimizer=sgd")
     result = next(iter(ReferenceEngine(trainer).train(ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,))))))
     counts = [
-        int((trainer.streams.uniform("privacy/coins", 12, silo=0, round=1, step=step) < 1 / 12).sum())
+        len(poisson_sample(StreamNoise(trainer.streams), 12, 1 / 12, Moment(0, 1, step)))
         for step in range(result.steps)
     ]
     assert 0 in counts
@@ -382,7 +382,7 @@ def test_running_statistics_are_refused_by_name() -> None:
         (("privacy.budgets.silo-0=0",), r"privacy.budgets.silo-0 = 0 must be greater than 0"),
         (("privacy.budgets.silo-9=1",), r"privacy.budgets: unknown silo 'silo-9'"),
         (("privacy.blocks=['decodr']",), r"privacy.blocks: unknown block 'decodr'; did you mean 'decoder'"),
-        (("privacy.trust=distributed",), r"privacy.trust = 'distributed' needs a method that sends one clipped sum"),
+        (("privacy.trust=distributed",), r"privacy.trust = 'distributed' is for one clipped sum in a round, but"),
         (("privacy.unit=subject",), r"privacy.unit = 'subject', but the records of silo 'silo-0' do not say whose"),
         (("local.batch_size=41",), r"local.batch_size is 41, but silo 'silo-0' holds 40"),
     ],
@@ -404,14 +404,3 @@ def test_without_dp_there_is_neither_plan_nor_ledger(tmp_path: Path) -> None:
     experiment = Experiment.of(tiny_config(), federation_of([0] * 40))
     assert silo_plans(experiment.config, experiment.federation, experiment.method, [(0,), (0,)]) == ()
     assert not experiment.run(tmp_path / "run").folder.ledger.exists()
-
-
-def test_the_fused_engine_leaves_dp_to_the_reference_engine(tmp_path: Path) -> None:
-    federation = federation_of([0] * 40)
-    with pytest.warns(FedloomWarning, match=r"'dp-sgd' is not built into the fused engine yet; the reference engine"):
-        run = train(tiny_config(*RDP, "engine.name=fused"), tmp_path / "fused", federation)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FedloomWarning)
-        train(tiny_config(*RDP, "engine.name=auto", "engine.device=cpu"), tmp_path / "auto", federation)
-    assert run.folder.environment["engine_choice"]["name"] == "reference"
-    assert_same_run(tmp_path / "fused", tmp_path / "auto")

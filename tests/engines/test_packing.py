@@ -40,7 +40,7 @@ def pack_of(
     """An engine for several runs, with their trainers and first states."""
     members = [trainer_of(config_of(*overrides), federation) for overrides in runs]
     trainers = [trainer for trainer, _ in members]
-    return FusedEngine(trainers[0], options, trainers[1:]), members
+    return FusedEngine(trainers[0], options, packed=trainers[1:]), members
 
 
 def lived_together(engine: FusedEngine, starts: Sequence[FederationState], attendance: Sequence[Rounds]) -> list[Lived]:
@@ -135,4 +135,4 @@ def test_an_objective_that_looks_at_the_participants_is_not_packed() -> None:
         trainers.append(replace(trainer, method=replace(trainer.method, phases=phases)))
     FusedEngine(trainers[0], IN_CHUNKS)
     with pytest.raises(UnsupportedError, match="phase 'vae' looks at who takes part"):
-        FusedEngine(trainers[0], IN_CHUNKS, trainers[1:])
+        FusedEngine(trainers[0], IN_CHUNKS, packed=trainers[1:])

@@ -61,6 +61,12 @@ def test_no_outlier_is_put_in_twice_and_the_seed_decides() -> None:
     assert len(rows(torch.cat(parts))) == 1200
 
 
+def test_a_share_of_zero_puts_none_in_but_has_them_at_hand() -> None:
+    control = build({"source": "fashion-mnist-sample", "share": 0.0})
+    assert [len(silo) for silo in control.silos] == [1200] * 5
+    assert control.unseen_outliers is not None
+
+
 def test_a_group_of_a_source_and_the_groups_of_a_mixed_silo() -> None:
     """Outliers of one group only; in a silo of two groups they are spread over both, as its own records are."""
     outliers = {"source": "mixed-mnist-sample", "group": "fashion-mnist", "silos": ["silo-0"], "share": 1.0}
@@ -92,8 +98,8 @@ def test_unlabelled_records_get_them_too(tmp_path: Path) -> None:
         ({"silos": []}, "data.outliers.silos is empty; name the silos that get them, such as 'silo-0'"),
         ({"silos": ["silo-9"]}, "data.outliers.silos: unknown silo 'silo-9'"),
         ({"group": "mnist"}, r"data.outliers.group: unknown group 'mnist' \(allowed: fashion-mnist\)"),
-        ({"share": 0.0}, "data.outliers.share = 0.0 must be greater than 0 and at most 1"),
-        ({"share": 1.5}, "data.outliers.share = 1.5 must be greater than 0 and at most 1"),
+        ({"share": -0.1}, "data.outliers.share = -0.1 must be at least 0 and at most 1"),
+        ({"share": 1.5}, "data.outliers.share = 1.5 must be at least 0 and at most 1"),
         ({"shar": 0.1}, "unknown key 'data.outliers.shar'"),
     ],
 )

@@ -8,7 +8,9 @@ import torch
 from fedloom.engines.base import initial_state
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
+from fedloom.federation.records import Federation
 from fedloom.methods import generator as generating
+from fedloom.methods.base import recipes
 from fedloom.methods.generator import Generator
 from fedloom.models.networks import Flat
 from fedloom.sharing.plan import BlockKey
@@ -51,15 +53,39 @@ def test_the_seed_decides_and_the_global_generator_does_not(generator: Generator
     assert not torch.equal(generator.sample(7, group="b", seed=1), first)
 
 
-def test_a_sample_does_not_depend_on_how_many_are_asked_for(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at_once", [1, 2, 16])
+def test_a_sample_does_not_depend_on_how_many_are_asked_for_or_made_at_once(
+    at_once: int, generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generating, "CHUNK", 4)
+    plain = generator.sample(11, group="a")
+    monkeypatch.setattr(generating, "AT_ONCE", {"cpu": at_once})
     many = generator.sample(11, group="a")
     assert many.shape == (11, 6)
     assert many.unique(dim=0).shape == (11, 6)
+    torch.testing.assert_close(many, plain)
     for few in (1, 4, 5, 8):
         torch.testing.assert_close(generator.sample(few, group="a"), many[:few])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [*((name, ()) for name in sorted(recipes())), ("fissionvae", ("method.hierarchy=true",))],
+)
+def test_nothing_is_made_on_another_device_than_asked_for(
+    name: str, overrides: tuple[str, ...], tiny_federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device "meta" computes shapes only, and refuses to meet tensors of the CPU."""
+    monkeypatch.setattr(generating, "CHUNK", 4)
+    config = tiny_config(f"method.name={name}", *overrides)
+    method = Experiment.of(config, tiny_federation).method
+    server = initial_state(method, tiny_federation, config).server
+    generator = Generator(method, server, tiny_federation.groups)
+    assert generator.pathways
+    for pathway in generator.pathways:
+        images = generator.sample(11, group="mnist", pathway=pathway, device="meta")
+        assert images.device.type == "meta"
+        assert images.shape == (11, 1, 28, 28)
 
 
 @pytest.mark.parametrize(

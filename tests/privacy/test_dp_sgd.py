@@ -14,7 +14,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile, clip_factors
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
-from fedloom.privacy.noise import DeviceNoise, Moment, SecureNoise, StreamNoise
+from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
 from fedloom.privacy.per_example import Watch
 from fedloom.privacy.sampling import passes, poisson_sample
 from fedloom.privacy.trust import Distributed, Local
@@ -214,7 +214,7 @@ def test_the_bound_follows_the_quantile_and_its_counts_are_paid_for() -> None:
     assert spent([Gaussian(dp.gradient_noise), Gaussian(2 * dp.count_noise)], 1e-5, "rdp") == pytest.approx(
         spent([dp.event(1)], 1e-5, "rdp")
     )
-    w, bound, streams = nn.Parameter(torch.zeros(1)), clipping.start(), DeviceNoise(Streams(1))
+    w, bound, streams = nn.Parameter(torch.zeros(1)), clipping.start(), StreamNoise(Streams(1))
     for step in range(150):
         total = dp.clipped_sum(torch.arange(1.0, 101) * w, torch.ones(100), {"w": w}, bound)
         assert float(total.gradients["w"]) == pytest.approx(sum(min(n, float(bound)) for n in range(1, 101)), rel=1e-5)
@@ -355,7 +355,7 @@ def test_a_private_run_spends_what_its_events_say() -> None:
     torch.manual_seed(0)
     x = torch.randn(200, 2) + 3.0
     dp = DPSGD(3.0, rate=0.2, expected=40.0, clipping=Fixed(2.0))
-    w, streams, events = nn.Parameter(torch.zeros(2)), DeviceNoise(Streams(5)), []
+    w, streams, events = nn.Parameter(torch.zeros(2)), StreamNoise(Streams(5)), []
     for round in range(10):
         for step in range(30):
             moment = Moment(0, round, step)

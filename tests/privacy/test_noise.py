@@ -7,12 +7,11 @@ import torch
 from scipy.stats import kstest
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import DeviceNoise, Moment, Randomness, SecureNoise, StreamNoise, deployment_noise
+from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise, deployment_noise
 from fedloom.streams import Streams
 
 SOURCES: dict[str, Randomness] = {
     "streams": StreamNoise(Streams(4)),
-    "device": DeviceNoise(Streams(4)),
     "secure": SecureNoise(),
 }
 NOW = Moment(silo=2, round=3, step=5)

@@ -16,6 +16,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
 from fedloom.privacy.per_example import (
     Form,
+    Outer,
     Watch,
     Whole,
     by_subject,
@@ -231,9 +232,13 @@ def test_rows_must_belong_to_examples() -> None:
 
 def test_the_gradients_of_a_subject_are_summed_and_padding_is_nobodys() -> None:
     rows = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]])
-    forms = by_subject({"w": Whole(rows)}, torch.tensor([1, 0, 1, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0]))
-    assert isinstance(forms["w"], Whole)
-    assert forms["w"].gradient.tolist() == [[2], [5], [0], [0]]
+    subject, mask = torch.tensor([17, 3, 17, 17]), torch.tensor([1.0, 1.0, 1.0, 0.0])
+    factored = Outer(rows.unsqueeze(1), torch.ones(4, 1, 1), torch.Size((1,)))
+    for form in (Whole(rows), factored):
+        forms, counted = by_subject({"w": form}, subject, mask)
+        assert isinstance(forms["w"], Whole)
+        assert forms["w"].gradient.tolist() == [[5], [2], [0], [0]]
+        assert counted.tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("mixing", ["batch norm", "interpolation"])

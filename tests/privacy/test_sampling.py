@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -52,22 +53,32 @@ def test_no_record_is_cut_off(count: int) -> None:
     parts = passes(chosen, 8)
     assert len(parts) == max(1, -(-count // 8))
     assert all(part.index.shape == part.mask.shape == (8,) for part in parts)
+    assert [len(part.index) for part in passes(chosen, 64)] == [8 * max(1, -(-count // 8))]
     assert torch.equal(torch.cat([part.index[part.mask > 0] for part in parts]), chosen)
 
 
 def test_one_pass_is_nearly_always_enough() -> None:
     for units, rate in ((1600, 0.02), (1600, 0.16), (50, 0.5), (10, 1.0)):
-        rows = capacity(units, rate)
+        rows = capacity(torch.ones(units, dtype=torch.int64), rate)
         assert rows <= units
         assert binom.sf(rows, units, rate) < 1e-4
 
 
+def test_a_pass_has_room_for_subjects_of_several_records() -> None:
+    """50 subjects of 6 records: 24 are expected at rate 0.08, with a deviation of 11.5."""
+    sizes = torch.full((50,), 6)
+    assert capacity(sizes, 0.08) == 8 * math.ceil((24 + 4 * 6 * math.sqrt(50 * 0.08 * 0.92)) / 8)
+    assert capacity(torch.tensor([40, 1, 1]), 0.01) == 40, "the largest subject in whole eights"
+    assert capacity(torch.tensor([38, 1, 1]), 0.01) == 40
+    assert capacity(torch.tensor([38, 1]), 0.01) == 39, "no more than there are records"
+
+
 def test_the_records_of_a_subject_stay_together() -> None:
     subject = torch.tensor([0, 1, 0, 2, 2, 2, 2, 2, 3, 1])
-    parts = subject_passes(torch.tensor([0, 2, 3, 1]), subject, 4)
+    parts = subject_passes(torch.tensor([0, 2, 3, 1]), subject, 5)
     real = [part.index[part.mask > 0].tolist() for part in parts]
     assert real == [[0, 2], [3, 4, 5, 6, 7], [8, 1, 9]]
-    assert {len(part.index) for part in parts} == {5}
+    assert {len(part.index) for part in parts} == {8}
     assert [part.mask.sum().item() for part in subject_passes(torch.tensor([], dtype=torch.int64), subject, 4)] == [0]
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from fedloom.reports.audits import AuditFacts
 from fedloom.reports.facts import RunFacts, SiloFacts
-from fedloom.reports.findings import RULES, findings
+from fedloom.reports.findings import RULES, Finding, findings
 
 
 def silo(name: str, rounds: int) -> SiloFacts:
@@ -53,6 +54,13 @@ HEALTHY = RunFacts(
 
 def with_metrics(values: dict[str, dict[int, float | None]]) -> RunFacts:
     return replace(HEALTHY, metrics={**HEALTHY.metrics, **values})
+
+
+def test_a_refuted_claim_and_canaries_are_warned_of() -> None:
+    refuted = replace(HEALTHY, audit=AuditFacts(refuted=True, sentences=("canaries: refuted",)))
+    marked = replace(HEALTHY, not_for_release="not for release: 9 canaries")
+    assert findings(refuted) == [Finding("refuted", "The claim of privacy is refuted by an attack: canaries: refuted.")]
+    assert findings(marked) == [Finding("not-for-release", "Not for release: 9 canaries.")]
 
 
 def test_a_healthy_run_has_no_warning() -> None:
@@ -151,6 +159,7 @@ def test_every_rule_has_been_seen_to_speak() -> None:
         }
     )
     run = replace(bad, rounds_done=0, silos=(silo("one", 0), silo("two", 1)), problems=("x",))
+    run = replace(run, audit=AuditFacts(refuted=True), not_for_release="not for release")
     unfinished = {finding.kind for finding in findings(run)}
     diverged = {finding.kind for finding in findings(replace(run, status={"state": "diverged"}))}
     assert unfinished | diverged == set(RULES)

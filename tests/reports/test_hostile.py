@@ -124,6 +124,28 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "no DP guarantee",
     ),
+    "markup in an audit": (
+        lambda folder: (folder / "audit.json").write_text(
+            json.dumps(
+                {
+                    "sentences": [ATTACK],
+                    "attacks": {
+                        "membership": [{"target": ATTACK, "area": 10**400, "true_positive_rates": [1]}, 7],
+                        "outliers": [{"way": ATTACK, "typical": {"value": 1, "low": "x", "high": None}}],
+                    },
+                }
+            )
+        ),
+        ATTACK,
+    ),
+    "an audit of the wrong kind": (
+        lambda folder: (folder / "audit.json").write_text('{"sentences": 5, "attacks": [1], "refuted": 1}'),
+        "no DP guarantee",
+    ),
+    "a broken audit": (
+        lambda folder: (folder / "audit.json").write_text("{"),
+        "audit.json cannot be read (JSONDecodeError)",
+    ),
     "broken lines": (lambda folder: append(folder, "metrics.jsonl", '{"round": 3, "tr'), "no DP guarantee"),
     "a log in another encoding": (
         lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff\xfe\x00"),

@@ -8,6 +8,7 @@ import typer
 
 import fedloom
 from fedloom.cli import (
+    auditing,
     catalogue,
     comparison,
     data,
@@ -53,6 +54,7 @@ app.command("sample")(sampling.sample)
 app.command("inspect")(inspection.inspect)
 app.command("ledger")(ledger.ledger)
 app.command("evaluate")(evaluation.evaluate)
+app.command("audit")(auditing.audit)
 app.command("compare")(comparison.compare)
 app.command("sweep")(sweeping.sweep)
 app.command("report")(reporting.report)

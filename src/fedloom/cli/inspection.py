@@ -47,6 +47,8 @@ def _described(run: Run) -> dict[str, Any]:
         "plan": _sharing(plan) if plan else {},
         "payloads": {payload.name: payload.cost for payload in plan.payloads} if plan else {},
         "privacy": summarise(run.config.privacy, run.folder.ledger).to_mapping(),
+        "audit": run.folder.audit,
+        "not_for_release": run.folder.not_for_release,
         "bytes_up": _bytes_up(run.folder.egress()),
         "metrics": last_metrics(run),
     }
@@ -71,6 +73,7 @@ def _print(found: Mapping[str, Any]) -> None:
     data, model, local, participation = (config[part] for part in ("data", "model", "local", "participation"))
     method = dict(config["method"])
     name = method.pop("name")
+    work = plural(local["steps"], "step") if local["steps"] else plural(local["epochs"], "epoch")
     kept = (
         f"checkpoints of {', '.join(map(str, found['checkpoints']))}" if found["checkpoints"] else "no checkpoint yet"
     )
@@ -81,8 +84,7 @@ def _print(found: Mapping[str, Any]) -> None:
             "method": " ".join([name, *(f"{key}={value}" for key, value in method.items())]),
             "data": f"{data['source']}, {data['partition']}, {data['layout']}",
             "model": f"{model['network']} {model['hidden']}, latent {model['latent']}",
-            "local": f"{plural(local['epochs'], 'epoch')}, batch {local['batch_size']}, "
-            f"{local['optimizer']} {local['learning_rate']:g}",
+            "local": f"{work}, batch {local['batch_size']}, {local['optimizer']} {local['learning_rate']:g}",
             "silos": f"{participation['mode']} {participation['rate']:g} of them in a round",
             "groups": ", ".join(found["groups"]) or "not known before the first checkpoint",
             "rounds": f"{rounds['done']} of {rounds['planned']} done, {kept}",
@@ -96,6 +98,10 @@ def _print(found: Mapping[str, Any]) -> None:
     if found["privacy"]["mechanism"] != "none":
         for part in ("mechanism", "adjacency", "trust", "not_covered"):
             show(f"privacy, {part.replace('_', ' ')}: {found['privacy'][part]}")
+    if found["not_for_release"]:
+        show(found["not_for_release"])
+    for sentence in found["audit"].get("sentences", ()):
+        show(f"audit of round {found['audit']['round']}, {sentence}")
     if found["metrics"]:
         say("")
         show(metrics_table(found["metrics"]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedloom.cli.output import Json, plural, say, show_json
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, FedloomWarning
 
 
 def sample(
@@ -31,6 +32,8 @@ def sample(
     from fedloom.runs.images import save_grid
 
     run = load(folder)
+    if problem := run.folder.not_for_release:
+        warnings.warn(f"{folder} is {problem}", FedloomWarning, stacklevel=1)
     generator = run.generator(round_number)
     save_grid(generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of), out)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +13,10 @@ from fedloom.config import Config
 from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, ServerState
+from fedloom.methods.base import Method, ServerState, fresh_blocks
+from fedloom.methods.distil import Distil, Lesson
 from fedloom.privacy.dp_sgd import DPSGD
+from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
@@ -116,18 +119,6 @@ def participants_of(config: Config, federation: Federation, round: int) -> tuple
     return participants(config.participation, len(federation), round, Streams(config.seed))
 
 
-def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey, Tensors]:
-    """Initial weights of a site's blocks; a copy's weights depend on its block and owner alone."""
-    parts: dict[BlockKey, Tensors] = {}
-    for block in method.plan.blocks:
-        for key in method.plan.prefixes(block, site).values():
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(streams.torch_seed(f"init/{key}"))
-                state = method.build(site).state_dict()
-            parts[key] = {name: tensor.clone() for name, tensor in method.plan.split(state, site)[key].items()}
-    return parts
-
-
 def initial_state(method: Method, federation: Federation, config: Config) -> FederationState:
     """Before round 1: the server holds a copy of every block that is merged, and whatever its step brings."""
     streams = Streams(config.seed)
@@ -152,25 +143,63 @@ def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
     return plan.join(parts, site)
 
 
+@dataclass(frozen=True)
+class Taught:
+    """What came of a lesson: the model's weights, the optimiser's moments where it keeps them, mean loss terms."""
+
+    weights: Tensors
+    moments: Tensors
+    terms: Mapping[str, float]
+
+
+class School(Protocol):
+    """How an engine carries out what a distilling server has to learn."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where lessons are prepared and learned."""
+        ...
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """Local training of one more site."""
+        ...
+
+
 def conclude(
     method: Method,
     state: FederationState,
     context: RoundContext,
     results: list[Result],
     streams: Streams,
+    school: School | None = None,
 ) -> tuple[FederationState, RoundReport]:
     """The server's half of a round: check every update, run the server step, take over what the silos keep."""
     results = sorted(results, key=lambda result: result.silo)
     for result in results:
         check_update(result.update, state.server.blocks)
-    server = state.server
+    server, step, terms = state.server, method.server_step, {}
     if results:
-        server = method.server_step(server, [result.update for result in results], context, streams)
-    return settled(state, context, server, results)
+        server = step(server, seen_by_server(method, [result.update for result in results]), context, streams)
+        if isinstance(step, Distil):
+            assert school is not None, "a server that learns needs somewhere to do so"
+            lesson = step.lesson(server, context, streams, school.device)
+            taught = school.teach(lesson)
+            terms = {**taught.terms, **step.news(server, context), "samples": float(len(lesson.records))}
+            server = step.learned(server, taught.weights, taught.moments)
+    return settled(state, context, server, results, {f"server/{name}": value for name, value in terms.items()})
+
+
+def seen_by_server(method: Method, updates: list[Update]) -> list[Update]:
+    """The updates, or only their sum where the method's noise is shared among the silos."""
+    return [aggregate(updates, method.plan)] if method.summed else updates
 
 
 def settled(
-    state: FederationState, context: RoundContext, server: ServerState, results: list[Result]
+    state: FederationState,
+    context: RoundContext,
+    server: ServerState,
+    results: list[Result],
+    server_terms: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[FederationState, RoundReport]:
     """The end of a round: the server's new state, what the silos keep, and the report."""
     results = sorted(results, key=lambda result: result.silo)
@@ -181,5 +210,5 @@ def settled(
     for result in results:
         for name, value in result.terms.items():
             terms[name] = terms.get(name, 0.0) + value * result.steps / steps
-    report = RoundReport(context, tuple(result.egress for result in results), terms, steps)
+    report = RoundReport(context, tuple(result.egress for result in results), {**terms, **server_terms}, steps)
     return replace(state, round=context.round, server=server, silos=silos), report

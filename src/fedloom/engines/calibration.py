@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from fedloom.engines.base import FederationState
@@ -14,47 +15,71 @@ from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
 TRIAL_STEPS = 12
-WORTH_STARTING_WORKERS = 40.0  # seconds of work left, below which workers do not earn back their start
+WORTH_STARTING_PROCESSES = 40.0  # seconds of work left, below which they do not earn back their start
 WORTH_CHANGING = 1.15  # a choice must beat the simpler one by this factor
 
 
-def calibrated_engine(trainer: Trainer, state: FederationState) -> ReferenceEngine:
-    """The fastest of: one worker with 1, 2, 4, ... threads; one single-thread worker per core."""
+def fastest_reference(trainer: Trainer, state: FederationState) -> tuple[ReferenceEngine, float]:
+    """The fastest plain loop and its seconds per silo-step; infinite where the person left nothing to measure.
+
+    Tried are: one thread; one worker for each core, as threads and in a long run as processes; and, where there are
+    fewer silos than cores, several threads for one silo.
+    """
     wanted, cores = trainer.config.engine, os.cpu_count() or 1
-    participants = silos_per_round(trainer)
+    crew = 1 if wanted.workers == 1 else min(cores, silos_per_round(trainer))
     if wanted.workers > 1:
-        return ReferenceEngine(trainer, wanted.workers, threads=1)
+        return ReferenceEngine(trainer, wanted.workers), float("inf")
     if wanted.workers == 1 and wanted.threads:
-        return ReferenceEngine(trainer, 1, wanted.threads)
-
-    candidates = [wanted.threads] if wanted.threads else [n for n in (1, 2, 4, 8, 16) if n <= cores]
-    alone, seconds = ReferenceEngine(trainer, 1, candidates[0]), float("inf")
-    for threads in candidates:
-        engine = ReferenceEngine(trainer, 1, threads)
-        trial = seconds_per_step(engine, trainer, state, tasks=1)
-        if trial * WORTH_CHANGING < seconds:
-            alone, seconds = engine, trial
-    if wanted.workers == 1 or wanted.threads > 1 or min(cores, participants) == 1:
-        return ReferenceEngine(trainer, 1, alone.threads)
-
-    if seconds * steps_left(trainer, state) > WORTH_STARTING_WORKERS:
-        pool = ReferenceEngine(trainer, min(cores, participants))
+        return ReferenceEngine(trainer, 1, wanted.threads), float("inf")
+    best = ReferenceEngine(trainer, 1, max(wanted.threads, 1))
+    seconds = _reference_seconds(best, trainer, state)
+    others = []
+    if crew > 1 and best.threads == 1:
+        others.append(ReferenceEngine(trainer, crew, kind="thread"))
+        if seconds * steps_left(trainer, state) > WORTH_STARTING_PROCESSES:
+            others.append(ReferenceEngine(trainer, crew, kind="process"))
+    if crew < cores and not wanted.threads:
+        others += [ReferenceEngine(trainer, 1, threads) for threads in (2, 4, 8, 16) if threads <= cores]
+    for engine in others:
+        trial = float("inf")
         # Workers that cannot start (a method defined in a script, too little memory) are no reason to fail.
         with contextlib.suppress(FedloomError):
-            if seconds_per_step(pool, trainer, state, tasks=pool.workers) * WORTH_CHANGING < seconds:
-                return pool
-        pool.close()
-    return ReferenceEngine(trainer, 1, alone.threads)
+            trial = _reference_seconds(engine, trainer, state)
+        slower = engine
+        if trial * WORTH_CHANGING < seconds:
+            slower, best, seconds = best, engine, trial
+        slower.close()
+    return best, seconds
 
 
-def seconds_per_step(engine: ReferenceEngine, trainer: Trainer, state: FederationState, tasks: int) -> float:
-    """Wall time per silo-step of a few steps at ``tasks`` silos; the first go warms up and does not count."""
-    context = RoundContext(1, 1, tuple(range(min(tasks, len(trainer.federation)))))
-    trial = [replace(task, step_limit=TRIAL_STEPS) for task in engine.tasks(state, context)]
-    list(engine.train(trial))
-    start = time.perf_counter()
-    steps = sum(result.steps for result in engine.train(trial))
-    return (time.perf_counter() - start) / steps
+def _reference_seconds(engine: ReferenceEngine, trainer: Trainer, state: FederationState) -> float:
+    silos = min(engine.workers, len(trainer.federation))
+    tasks = engine.tasks(state, RoundContext(1, 1, tuple(range(silos))))
+
+    def trial(limit: int) -> int:
+        return sum(result.steps for result in engine.train([replace(task, step_limit=limit) for task in tasks]))
+
+    return seconds_per_step(trial, trainer)
+
+
+def seconds_per_step(trial: Callable[[int], int], trainer: Trainer) -> float:
+    """Wall time per silo-step of whole rounds, judged by ``trial``, which goes so many steps and says how many it did.
+
+    What a round costs beside its steps (sending, loading) is found by two trials of different length: in a short one
+    it would pass for a part of the steps.
+    """
+
+    def timed(limit: int) -> tuple[float, int]:
+        start = time.perf_counter()
+        steps = trial(limit)
+        return time.perf_counter() - start, steps
+
+    timed(1)  # warms up
+    (little, few), (much, many) = timed(1), timed(1 + TRIAL_STEPS)
+    step = (much - little) / (many - few) if many > few else 0.0
+    if step <= 0:
+        return much / many
+    return step + max(little / few - step, 0.0) / steps_of_a_silo(trainer)
 
 
 def silos_per_round(trainer: Trainer) -> int:
@@ -62,8 +87,12 @@ def silos_per_round(trainer: Trainer) -> int:
     return max(1, round(trainer.config.participation.rate * len(trainer.federation)))
 
 
+def steps_of_a_silo(trainer: Trainer) -> float:
+    """How many steps a silo takes in a round, on average."""
+    records = sum(map(len, trainer.federation.silos)) / len(trainer.federation)
+    return max(1.0, records / trainer.config.local.batch_size * trainer.config.local.epochs)
+
+
 def steps_left(trainer: Trainer, state: FederationState) -> float:
     """How many silo-steps are expected until the end of the run."""
-    records = sum(map(len, trainer.federation.silos)) / len(trainer.federation)
-    per_silo = records / trainer.config.local.batch_size * trainer.config.local.epochs
-    return per_silo * silos_per_round(trainer) * (trainer.config.rounds - state.round)
+    return steps_of_a_silo(trainer) * silos_per_round(trainer) * (trainer.config.rounds - state.round)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.distributed import shared_noise
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
@@ -61,6 +62,8 @@ def silo_plans(
         plans.append(SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings, releases))
     for plan in plans:
         _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
+    if settings.trust == "distributed":
+        return shared_noise(config, federation, method, plans)
     return tuple(plans)
 
 
@@ -89,7 +92,20 @@ class Charging:
                 warnings.warn(str(error), FedloomWarning, stacklevel=2)
             else:
                 paid.append(index)
+        if missing := self._too_few(context, len(paid)):
+            warnings.warn(missing, FedloomWarning, stacklevel=2)
+            paid = []
         return replace(context, participants=tuple(paid))
+
+    def _too_few(self, context: RoundContext, present: int) -> str:
+        """Why those present may not go on without the others; empty if they may."""
+        absent, tolerated = len(context.participants) - present, self._trainer.config.privacy.tolerated
+        if self._trainer.config.privacy.trust == "local" or absent <= tolerated:
+            return ""
+        return (
+            f"nobody takes part in round {context.round}: {absent} silos are missing, and without their noise that of "
+            f"the others protects nobody (privacy.tolerated = {tolerated})"
+        )
 
     def metrics(self) -> dict[str, float]:
         """The epsilon spent so far by the silo that has spent most; nothing where no epsilon holds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +12,14 @@ import torch
 from fedloom.config import EngineConfig
 from fedloom.engines.base import Engine, FederationState
 from fedloom.engines.calibration import (
-    TRIAL_STEPS,
     WORTH_CHANGING,
-    calibrated_engine,
+    fastest_reference,
     seconds_per_step,
     silos_per_round,
     steps_left,
 )
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
+from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
@@ -62,8 +61,8 @@ def make_pack(
     first, device = trainers[0], device_of(trainers[0].config.engine)
     options = _earlier_options(first.config.engine, device, earlier)
     if options is None:
-        options, _ = fastest_options(first, states[0], device)
-    return FusedEngine(first, options, trainers[1:])
+        options = fastest_fused(first, states[0], device)[0].options
+    return FusedEngine(first, options, packed=trainers[1:])
 
 
 def _earlier_options(wanted: EngineConfig, device: torch.device, earlier: Mapping[str, Any]) -> FusedOptions | None:
@@ -90,29 +89,29 @@ def device_of(wanted: EngineConfig) -> torch.device:
 
 
 def _reference(trainer: Trainer, state: FederationState, _: torch.device) -> Engine:
-    return calibrated_engine(trainer, state)
+    return fastest_reference(trainer, state)[0]
 
 
 def _fused(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
-    return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, fastest_options(trainer, state, device)[0]))
+    return _fused_or_reference(trainer, state, lambda: fastest_fused(trainer, state, device)[0])
 
 
 def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
     """On a GPU always fused; on a CPU whatever is faster, unless the person has set workers or threads."""
     if device.type == "cuda":
         return _fused(trainer, state, device)
-    reference = calibrated_engine(trainer, state)
+    reference, seconds = fastest_reference(trainer, state)
     wanted = trainer.config.engine
-    if wanted.workers or wanted.threads or reference.workers > 1:
-        return reference
-    seconds = seconds_per_step(reference, trainer, state, tasks=1)
-    if seconds * steps_left(trainer, state) < WORTH_TRYING_FUSED:
+    if wanted.workers or wanted.threads or seconds * steps_left(trainer, state) < WORTH_TRYING_FUSED:
         return reference
     try:
-        options, fused_seconds = fastest_options(trainer, state, device)
+        fused, fused_seconds = fastest_fused(trainer, state, device)
     except UnsupportedError:
         return reference
-    return FusedEngine(trainer, options) if fused_seconds * WORTH_CHANGING < seconds else reference
+    if fused_seconds * WORTH_CHANGING < seconds:
+        reference.close()
+        return fused
+    return reference
 
 
 ENGINES: dict[str, Callable[[Trainer, FederationState, torch.device], Engine]] = {
@@ -127,25 +126,27 @@ def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable
         return make()
     except UnsupportedError as error:
         warnings.warn(f"{error}; the reference engine takes over", FedloomWarning, stacklevel=4)
-        return calibrated_engine(trainer, state)
+        return fastest_reference(trainer, state)[0]
 
 
-def fastest_options(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedOptions, float]:
+def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedEngine, float]:
     """The fastest way to batch the silos, and its seconds per silo-step."""
-    precision, silos = trainer.config.engine.precision, silos_per_round(trainer)
+    precision = trainer.config.engine.precision
+    stacks = stacks_of((trainer,), device)  # the records are brought to the device once for all that are tried
     if device.type == "cpu":
-        chunks = [chunk for chunk in CPU_CHUNKS if chunk <= silos]
-        candidates = [FusedOptions(device, precision, chunk) for chunk in chunks]
+        chunks = [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
+        candidates = [FusedEngine(trainer, FusedOptions(device, precision, chunk), stacks) for chunk in chunks]
     else:
-        candidates = [FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)]
-        if FusedEngine(trainer, candidates[0]).convolutions:
-            candidates.append(replace(candidates[0], matrix_convolutions=True))
-    seconds = {options: _fused_seconds(trainer, state, options) for options in candidates}
-    best = min(candidates, key=lambda options: seconds[options])
+        options = FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)
+        candidates = [FusedEngine(trainer, options, stacks)]
+        if candidates[0].convolutions:
+            candidates.append(FusedEngine(trainer, replace(options, matrix_convolutions=True), stacks))
+    seconds = {engine: _fused_seconds(engine, trainer, state) for engine in candidates}
+    best = min(candidates, key=lambda engine: seconds[engine])
     if device.type == "cuda" and _steady(trainer) and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
-        best = replace(best, matrix_convolutions=True, compiled=True)
-    return best, seconds.get(best, 0.0)
+        return FusedEngine(trainer, replace(options, matrix_convolutions=True, compiled=True), stacks), 0.0
+    return best, seconds[best]
 
 
 def _steady(trainer: Trainer) -> bool:
@@ -154,21 +155,11 @@ def _steady(trainer: Trainer) -> bool:
     return everybody and len({local_steps(trainer.config, len(silo)) for silo in trainer.federation.silos}) == 1
 
 
-def _fused_seconds(trainer: Trainer, state: FederationState, options: FusedOptions) -> float:
-    """Wall time per silo-step; the first go warms up and does not count."""
-    engine = FusedEngine(trainer, options)
-    silos = options.chunk if options.device.type == "cpu" else min(silos_per_round(trainer), CUDA_CHUNK)
-    context = RoundContext(1, 1, tuple(range(silos)))
-
-    def trial(limit: int) -> tuple[float, int]:
-        start = time.perf_counter()
-        steps = sum(result.steps for result in engine.train(state, context, step_limit=limit))
-        return time.perf_counter() - start, steps
-
-    trial(1)
-    (little, few), (much, many) = trial(1), trial(1 + TRIAL_STEPS)
+def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState) -> float:
+    """Wall time per silo-step."""
+    context = RoundContext(1, 1, tuple(range(min(silos_per_round(trainer), engine.chunk))))
+    seconds = seconds_per_step(
+        lambda limit: sum(r.steps for r in engine.train(state, context, step_limit=limit)), trainer
+    )
     engine.close()
-    if options.device.type == "cpu" or many == few:
-        return much / many
-    # On a GPU the rest of a round costs as much as a hundred steps: it must not pass for a part of these few.
-    return (much - little) / (many - few)
+    return seconds

@@ -5,27 +5,35 @@ Several runs may share an engine: silos that compute the same function train in 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
+from fedloom.config import Config
+from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
 from fedloom.engines.fused_batches import Schedule, numbers_per_step
 from fedloom.engines.fused_layers import rewritten
+from fedloom.engines.fused_poisson import PrivateSchedule, private_numbers_per_step
+from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_results import RunRound, Trained
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
+from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import ServerState
+from fedloom.methods.distil import Lesson
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
@@ -40,43 +48,60 @@ class FusedOptions:
     chunk: int = CUDA_CHUNK
     matrix_convolutions: bool = True
     compiled: bool = False
+    host_noise: bool = False  # under DP-SGD draw noise as the reference engine does, also for a GPU, which is slow
 
 
 class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
-    def __init__(self, trainer: Trainer, options: FusedOptions, packed: Sequence[Trainer] = ()) -> None:
-        self._trainers, self._options = (trainer, *packed), options
-        if any(trainer.privacy for trainer in self._trainers):
-            raise UnsupportedError("privacy.mechanism = 'dp-sgd' is not built into the fused engine yet")
+    def __init__(
+        self,
+        trainer: Trainer,
+        options: FusedOptions,
+        stacks: Sequence[Stack] | None = None,
+        packed: Sequence[Trainer] = (),
+    ) -> None:
+        """``stacks`` that another engine has as well spare their records a second way to the device.
+
+        ``packed`` are the trainers of further runs.
+        """
+        self._trainers, self.options = (trainer, *packed), options
         for trainer in self._trainers:
             if not trainer.method.phases:
                 raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self.chunk = options.chunk
-        self._stacks = stacks_of(self._trainers, options.device)
+        stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
+        # Layers are rewritten in place, and not alike in every engine.
+        self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
+        # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
+        self._watches = [
+            [probed(stack, phase) for phase in stack.kind.phases] if stack.trainer.privacy else []
+            for stack in self._stacks
+        ]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(stack) for stack in self._stacks]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
+        self._classrooms = [Classroom(trainer.config, options) for trainer in self._trainers]
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
-        device = self._options.device
+        device = self.options.device
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
-        parts = [f"fused on {where}", self._options.precision, f"{stacks} of up to {self.chunk} silos"]
+        parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {self.chunk} silos"]
         if len(self._trainers) > 1:
             parts.append(f"{len(self._trainers)} runs packed")
         if self.convolutions:
-            parts.append("convolutions " + ("as matrix products" if self._options.matrix_convolutions else "in groups"))
-        if self._options.compiled:
+            parts.append("convolutions " + ("as matrix products" if self.options.matrix_convolutions else "in groups"))
+        if self.options.compiled:
             parts.append("compiled")
         return ", ".join(parts)
 
     def choice(self) -> dict[str, Any]:
         """How the silos are batched may change the last bit."""
-        options = self._options
+        options = self.options
         return {
             "name": "fused",
             "device": options.device.type,
@@ -98,18 +123,31 @@ class FusedEngine:
         """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
         runs = {run: RunRound(self._trainers[run], job) for run, job in jobs.items()}
         self._train(runs)
-        return {run: under_way.concluded() for run, under_way in runs.items()}
+        return {run: under_way.concluded(self._classrooms[run]) for run, under_way in runs.items()}
 
     def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
-        """The silos' half of a round of the first run, for trials."""
+        """The silos' half of a round of the first run, with nothing beside their blocks."""
         under_way = RunRound(self._trainers[0], Job(state, context, lambda _: None), trial=True)
         self._train({0: under_way}, step_limit)
+        if under_way.error is not None:
+            raise under_way.error
         return under_way.results
+
+    def refilled(self, records: Records) -> bool:
+        """Put other records in the place of a single stack's, if they are as many: what was recorded stays valid."""
+        ours = self._stacks[0].records
+        if len(ours) != len(records):
+            return False
+        for place, column in ((ours.x, records.x), (ours.y, records.y), (ours.group, records.group)):
+            place.copy_(column)
+        return True
 
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
-        if self._options.device.type == "cuda":
+        for classroom in self._classrooms:
+            classroom.close()
+        if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _train(self, runs: Mapping[int, RunRound], step_limit: int | None = None) -> None:
@@ -136,19 +174,25 @@ class FusedEngine:
     def _program(self, number: int, stack: Stack) -> tuple[StackProgram, Runner]:
         """A stack's memory and its runner, made when they are first needed."""
         if number not in self._programs:
-            options = self._options
+            options = self.options
             size = min(self.chunk, len(stack.members))
-            program = StackProgram(stack, size, self._trials[number], options.precision, options.compiled)
+            common = stack, size, self._trials[number], options.precision, options.compiled
+            if stack.trainer.privacy:
+                program: StackProgram = PrivateProgram(*common, self._watches[number], options.host_noise)
+            else:
+                program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
                 steps = min(self._window(stack, size), max(member.steps for member in stack.members))
-                runner = GraphRunner(program, options.precision, stack.kind, steps)
+                runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
     def _window(self, stack: Stack, silos: int) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers_per_step(stack.kind)))
+        private = stack.trainer.privacy
+        numbers = private_numbers_per_step(stack) if private else numbers_per_step(stack.kind)
+        return max(1, WINDOW_NUMBERS[self.options.device.type] // (silos * numbers))
 
     def _train_chunk(
         self,
@@ -161,12 +205,14 @@ class FusedEngine:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
         context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
-        schedule = Schedule(stack, members, context.round, step_limit)
-        program.begin(context)
+        schedule_of = PrivateSchedule if stack.trainer.privacy else Schedule
+        schedule = schedule_of(stack, members, context.round, step_limit)
+        program.begin(context, members)
         runner.prepare(schedule.counts(), context.round)
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(stack, program.size)):
             runner.run(window)
+        program.settle(len(members))
         trained = self._trained(program, members, schedule.steps)
         parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in trained.items()]
         # Only now: a chunk that does not fit into memory leaves no half of itself behind.
@@ -184,3 +230,28 @@ class FusedEngine:
         for trained in itertools.starmap(Trained, found):
             by_run.setdefault(trained.member.run, []).append(trained)
         return by_run
+
+
+class Classroom:
+    """Where a run's server learns: an engine of its own, which goes on from round to round."""
+
+    def __init__(self, config: Config, options: FusedOptions) -> None:
+        self._config, self._options = config, replace(options, chunk=1, compiled=False)
+        self._engine: FusedEngine | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where lessons are prepared and learned."""
+        return self._options.device
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """Local training of one more site."""
+        if self._engine is None or not self._engine.refilled(lesson.records):
+            self._engine = FusedEngine(lesson_trainer(self._config, lesson), self._options)
+        start = FederationState(0, ServerState({}), {0: state_before(lesson)})
+        (result,) = self._engine.train(start, lesson_context(lesson))
+        return taught(result)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._engine = None

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Window:
     index: Tensor  # (steps, silos, batch) rows of the stack's records
     mask: Tensor  # (steps, silos, batch) 0 where a row is padding
     noise: tuple[Tensors, ...]  # for each phase, each tensor (steps, silos, batch, *shape)
+    usual: ClassVar[bool] = True  # every window has the same shapes
 
     def __len__(self) -> int:
         return len(self.index)
@@ -33,48 +35,75 @@ class Window:
         """How many silos take these steps."""
         return self.index.shape[1]
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What a program's steps take, of all steps."""
+        return self.index, self.mask, self.noise
 
-class Schedule:
-    """What the members of a chunk do in a round; they come in descending order of their number of steps."""
+    def step(self, number: int) -> tuple[Any, ...]:
+        """What a program takes for one step."""
+        noise = tuple({name: tensor[number] for name, tensor in part.items()} for part in self.noise)
+        return self.index[number], self.mask[number], noise
 
-    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
-        self._local, self._phases, self._round = stack.kind.local, stack.kind.phases, round
-        sizes = [len(member.silo) for member in members]
-        self.steps = [member.steps if limit is None else min(member.steps, limit) for member in members]
-        assert self.steps == sorted(self.steps, reverse=True), "those that finish first come last"
-        device = stack.records.x.device
-        self._device = device
-        self._seeds = [member.trainer.config.seed for member in members]
-        self._number = torch.tensor([member.index for member in members], device=device)
-        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
-        self._size = torch.tensor(sizes, device=device)
-        self._longest = max(sizes)
-        self._orders = streams_of(self._seeds).permutation(
-            "batches",
-            self._longest,
-            silo=self._number.unsqueeze(1),
-            round=round,
-            step=torch.arange(self._local.epochs, device=device),
-            shorter=(self._longest - self._size).unsqueeze(1),
-            device=device,
-        )  # (silos, epochs, longest)
+
+class Stretches:
+    """Which silos of a chunk are at work in which steps; they come in descending order of their number of steps."""
+
+    def __init__(self, steps: list[int]) -> None:
+        assert steps == sorted(steps, reverse=True), "those that finish first come last"
+        self.steps = steps
 
     def counts(self) -> list[int]:
         """How many silos are at work, for each stretch of steps with a number of its own."""
         return sorted({self._active(step) for step in self.steps if step} | {len(self.steps)}, reverse=True)
 
-    def windows(self, longest: int) -> Iterator[Window]:
-        """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
-        ends = sorted({0, *self.steps})
-        for first, last in itertools.pairwise(ends):
+    def stretches(self, longest: int) -> Iterator[tuple[int, int, int]]:
+        """First step, end and number of silos at work, of at most ``longest`` steps each."""
+        for first, last in itertools.pairwise(sorted({0, *self.steps})):
             for start in range(first, last, longest):
-                yield self._window(start, min(start + longest, last), self._active(last))
+                yield start, min(start + longest, last), self._active(last)
 
     def _active(self, step: int) -> int:
         return sum(steps >= step for steps in self.steps)
 
+
+class Schedule(Stretches):
+    """What the silos of a chunk do in a round."""
+
+    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
+        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+        self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
+        self._seeds = [member.trainer.config.seed for member in members]
+        sizes = [len(member.silo) for member in members]
+        device = stack.records.x.device
+        self._device = device
+        self._number = torch.tensor([member.index for member in members], device=device)
+        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
+        self._size = torch.tensor(sizes, device=device)
+        self._longest = max(sizes)
+        epochs = torch.arange(
+            max(
+                math.ceil(steps / math.ceil(size / self._batch)) for steps, size in zip(self.steps, sizes, strict=True)
+            ),
+            device=device,
+        )
+        self._orders = streams_of(self._seeds).permutation(
+            "batches",
+            self._longest,
+            silo=self._number.unsqueeze(1),
+            round=round,
+            step=epochs,
+            shorter=(self._longest - self._size).unsqueeze(1),
+            device=device,
+        )  # (silos, epochs, longest)
+
+    def windows(self, longest: int) -> Iterator[Window]:
+        """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
+        for first, last, silos in self.stretches(longest):
+            yield self._window(first, last, silos)
+
     def _window(self, first: int, last: int, silos: int) -> Window:
-        batch = self._local.batch_size
+        batch = self._batch
         step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
         size = self._size[:silos]
         per_epoch = (size + batch - 1) // batch
@@ -88,21 +117,30 @@ class Schedule:
         return Window(rows, mask.to(torch.float32), noise)
 
     def _noise(self, phase: Phase, step: Tensor, silos: int) -> Tensors:
-        batch = self._local.batch_size
         return {
             name: streams_of(self._seeds[:silos])
             .normal(
                 f"noise/{phase.name}/{name}",
-                batch,
+                self._batch,
                 math.prod(shape),
                 silo=self._number[:silos],
                 round=self._round,
                 step=step,
                 device=self._device,
             )
-            .reshape(len(step), silos, batch, *shape)
+            .reshape(len(step), silos, self._batch, *shape)
             for name, shape in phase.objective.noise.items()
         }
+
+
+def buffers(kind: Kind, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
+    """Room for what so many steps take."""
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(steps, silos, kind.local.batch_size, *shape, dtype=dtype, device=device)
+
+    noise = tuple({name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in kind.phases)
+    return buffer(dtype=torch.int64), buffer().fill_(1.0), noise  # no division by zero rows
 
 
 def numbers_per_step(kind: Kind) -> int:

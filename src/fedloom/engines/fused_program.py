@@ -7,13 +7,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from fedloom.engines.base import FederationState, SiloState, fresh_blocks, received_by
+from fedloom.engines.base import FederationState, SiloState, received_by
+from fedloom.engines.fused_batches import buffers
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import Tensors
 
@@ -52,9 +55,16 @@ class StackProgram:
         """Whether a step looked at the round's context since :meth:`begin`."""
         return bool(self._context.read)
 
-    def begin(self, context: RoundContext) -> None:
-        """A new round."""
+    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
+        """A new round, and the members of a chunk."""
         self._context = WatchedContext(context)
+
+    def buffers(self, steps: int) -> tuple[Any, ...]:
+        """Room for the inputs of so many steps."""
+        return buffers(self._stack.kind, steps, self.size, self._device)
+
+    def draw(self, silos: int) -> None:
+        """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Give each place what its silo was sent, what it kept, and in its first round fresh private weights."""
@@ -98,21 +108,30 @@ class StackProgram:
         for total in self._sums:
             total.zero_()
 
-    def step(self, index: Tensor, mask: Tensor, noise: Sequence[Tensors]) -> None:
-        """One step of every phase for the first ``len(index)`` silos."""
+    def step(self, inputs: tuple[Any, ...]) -> None:
+        """One step of every phase for the first ``len(index)`` silos, given index, mask and each phase's noise."""
+        index, mask, noise = inputs
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
-        constants = {name: tensor[:silos] for name, tensor in self._constants.items()}
         for number, phase in enumerate(self._phases):
-            weights = {name: tensor[:silos] for name, tensor in self.weights.items()}
+            weights = self._lent(silos)
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
-            losses, means = self._evaluate[number](
-                {**weights, **leaves, **constants}, index, mask, noise[number], received
-            )
+            losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
             mechanism = self._stack.kind.mechanism if phase.touches_records else NoPrivacy()
             gradients = mechanism.gradients(losses, mask, list(leaves.values()))
             self._optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos] += means
+
+    def _lent(self, silos: int) -> Tensors:
+        """What the models of the first ``silos`` silos are lent for a step."""
+        return {name: tensor[:silos] for name, tensor in {**self.weights, **self._constants}.items()}
+
+    def settle(self, silos: int) -> None:
+        """What the method does to the weights of each of the first ``silos`` silos after its last step."""
+        if (settle := self._stack.kind.settle) is unchanged:
+            return
+        for name, tensor in vmap(settle)({n: t[:silos].clone() for n, t in self.weights.items()}).items():
+            self.weights[name][:silos] = tensor
 
     def terms(self, steps: Sequence[int]) -> list[dict[str, float]]:
         """The mean of each loss term over each silo's steps."""

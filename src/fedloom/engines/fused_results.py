@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.engines.base import Job, Outcome, Result, SiloState, conclude, settled
+from fedloom.engines.base import Job, Outcome, Result, School, SiloState, conclude, settled
 from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.engines.training import Trainer
@@ -77,14 +77,14 @@ class RunRound:
             self.results.append(result)
             self.job.on_silo(result)
 
-    def concluded(self) -> Outcome:
-        """The server's half of the round."""
+    def concluded(self, school: School) -> Outcome:
+        """The server's half of the round; whatever it has to learn it learns at ``school``."""
         if self.error is not None:
             return self.error
         state, context = self.job.state, self.job.context
         if self._mean is None:
             try:
-                return conclude(self._trainer.method, state, context, self.results, self._trainer.streams)
+                return conclude(self._trainer.method, state, context, self.results, self._trainer.streams, school)
             except FedloomError as error:
                 return error
         server = ServerState({**state.server.blocks, **self._mean.result()}, state.server.memory)
@@ -99,7 +99,7 @@ class RunRound:
             silo=silo.name,
             round=self.job.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            weights=self._trainer.weights(silo),
+            weights=found.member.records,
             payloads={} if self._trial else self._trainer.payloads(found.member.index, mine, self.job.context),
         )
         egress = pass_egress(update, plan, site, parts)

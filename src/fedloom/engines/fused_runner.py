@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from fedloom.engines.fused_batches import Window
 from fedloom.engines.fused_program import StackProgram
-from fedloom.engines.fused_stack import Kind
 from fedloom.engines.fused_step import Precision, matrix_precision
-from fedloom.sharing.plan import Tensors
 
 WARM_UP = 2  # steps before a recording, in which libraries take their memory
+
+
+class Window(Protocol):
+    """Some consecutive steps of the silos that take them."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def silos(self) -> int:
+        """How many silos take these steps."""
+        ...
+
+    @property
+    def usual(self) -> bool:
+        """Whether it has the shapes that most windows have."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What the program's steps take: tensors, (steps, silos, ...), in tuples and dicts."""
+        ...
+
+    def step(self, number: int) -> tuple[Any, ...]:
+        """What the program takes for one step."""
+        ...
 
 
 class Runner(Protocol):
@@ -41,8 +64,8 @@ class PlainRunner:
         """All steps of a window."""
         with matrix_precision(self._precision):
             for step in range(len(window)):
-                noise = [{name: tensor[step] for name, tensor in part.items()} for part in window.noise]
-                self._program.step(window.index[step], window.mask[step], noise)
+                self._program.draw(window.silos)
+                self._program.step(window.step(step))
 
 
 class GraphRunner:
@@ -51,19 +74,11 @@ class GraphRunner:
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """
 
-    def __init__(self, program: StackProgram, precision: Precision, kind: Kind, steps: int) -> None:
+    def __init__(self, program: StackProgram, precision: Precision, steps: int) -> None:
         self._program, self._precision = program, precision
         self._round = 0
         device = next(iter(program.weights.values())).device
-        batch = kind.local.batch_size
-
-        def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(steps, program.size, batch, *shape, dtype=dtype, device=device)
-
-        self._index, self._mask = buffer(dtype=torch.int64), buffer()
-        self._noise: list[Tensors] = [
-            {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in kind.phases
-        ]
+        self._buffers = program.buffers(steps)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -78,22 +93,22 @@ class GraphRunner:
                 self._graphs[silos] = self._record(silos)
 
     def run(self, window: Window) -> None:
-        """Fill the buffers and play back."""
+        """Fill the buffers and play back; what is too rare to be recorded goes step by step."""
+        if not window.usual:
+            PlainRunner(self._program, self._precision).run(window)
+            return
         steps, silos = len(window), window.silos
-        self._index[:steps, :silos] = window.index
-        self._mask[:steps, :silos] = window.mask
-        for ours, theirs in zip(self._noise, window.noise, strict=True):
-            for name, tensor in theirs.items():
-                ours[name][:steps, :silos] = tensor
+        for ours, theirs in zip(tree_leaves(self._buffers), tree_leaves(window.inputs), strict=True):
+            ours[:steps, :silos] = theirs
         self._counter.zero_()
         graph = self._graphs[silos]
         for _ in range(steps):
+            self._program.draw(silos)
             graph.replay()
 
     def _record(self, silos: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        self._mask.fill_(1.0)  # no division by zero rows
         self._counter.zero_()  # playing back has left it at the end of the buffers
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), matrix_precision(self._precision):
@@ -110,6 +125,5 @@ class GraphRunner:
         def now(tensor: Tensor) -> Tensor:
             return tensor[:, :silos].index_select(0, self._counter).squeeze(0)
 
-        noise = [{name: now(tensor) for name, tensor in part.items()} for part in self._noise]
-        self._program.step(now(self._index), now(self._mask), noise)
+        self._program.step(tree_map(now, self._buffers))
         self._counter += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -44,7 +44,13 @@ class Member:
     @cached_property
     def steps(self) -> int:
         """How many it takes in a round."""
-        return local_steps(self.trainer.config, len(self.silo))
+        plans = self.trainer.privacy
+        return local_steps(self.trainer.config, plans[self.index].units if plans else len(self.silo))
+
+    @cached_property
+    def records(self) -> dict[str, float]:
+        """How many stand behind its copies of blocks, in all and per group."""
+        return self.trainer.weights(self.silo)
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,10 @@ class Kind:
     phases: tuple[Phase, ...]
     mechanism: Mechanism
     sent: tuple[str, ...]  # the blocks that come down
+    settle: Callable[[Tensors], Tensors]
     local: LocalConfig
     rounds: int  # an objective may look at it
+    private_run: int | None  # silos under DP-SGD share a stack with those of their own run alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,20 +79,31 @@ class Stack:
     offsets: dict[Silo, int]  # where a silo's records begin; runs may share a silo
     constants: dict[Member, Tensors]  # what differs between models beside their weights, such as prior means
 
+    @property
+    def trainer(self) -> Trainer:
+        """Of its first member; under DP-SGD of all."""
+        return self.members[0].trainer
+
+    @property
+    def silos(self) -> list[int]:
+        """The numbers of its members in their federations."""
+        return [member.index for member in self.members]
+
 
 def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[Kind, list[tuple[Member, nn.Module]]]]:
     """A run's silos, each with a model that stands for its own, divided by kind."""
-    models: dict[tuple[int, ...], nn.Module] = {}
+    models: dict[Hashable, nn.Module] = {}
     kinds: dict[tuple[Any, ...], Kind] = {}
     found = []
-    for index, silo in enumerate(trainer.federation.silos):
-        if silo.groups not in models:
-            # Silos of the same groups have the same model, so one of them stands for the rest.
-            models[silo.groups] = trainer.method.build(site_of(trainer.federation, index))
-        look = (silo.groups, *_columns(silo))
-        if look not in kinds:
-            kinds[look] = _kind(trainer, models[silo.groups], _columns(silo))
-        found.append((kinds[look], (Member(run, index, trainer), models[silo.groups])))
+    for index in range(len(trainer.federation)):
+        member = Member(run, index, trainer)
+        built, columns = trainer.method.kind(member.site), _columns(member.silo)
+        if built not in models:
+            # Silos whose models are built alike: one of them stands for the rest.
+            models[built] = trainer.method.build(member.site)
+        if (built, *columns) not in kinds:
+            kinds[built, *columns] = _kind(member, models[built], columns)
+        found.append((kinds[built, *columns], (member, models[built])))
     return together(found)
 
 
@@ -106,10 +125,19 @@ def together(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
     return found
 
 
-def _kind(trainer: Trainer, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
-    method, config = trainer.method, trainer.config
-    sent = tuple(block for block, rule in method.plan.blocks.items() if rule.down is not Down.NOTHING)
-    return Kind(_architecture(model), columns, method.phases, method.mechanism, sent, config.local, config.rounds)
+def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
+    method, config = member.trainer.method, member.trainer.config
+    return Kind(
+        architecture=_architecture(model),
+        columns=columns,
+        phases=method.phases,
+        mechanism=method.mechanism,
+        sent=tuple(block for block, rule in method.plan.blocks.items() if rule.down is not Down.NOTHING),
+        settle=method.settle,
+        local=config.local,
+        rounds=config.rounds,
+        private_run=member.run if member.trainer.privacy else None,
+    )
 
 
 def _stack(kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device) -> Stack:

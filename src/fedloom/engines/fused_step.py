@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from fedloom.engines.fused_batches import batch_of_columns, gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerPlan, Phase
+from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Precision = Literal["float32", "tf32", "bf16"]
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 EPSILON = 1e-8
@@ -67,6 +70,36 @@ def batched_losses(
     return evaluate
 
 
+def tapped_losses(
+    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision, watched: Sequence[str]
+) -> Callable[[Tensors, Tensors, Tensors, Tensors, Sequence[Tensor]], tuple[Tensor, Tensors, list[Tensor]]]:
+    """The same with taps at the outputs of the layers that own the ``watched`` parameters, and what went into those."""
+    evaluation = _Evaluation(model)
+
+    def one(
+        weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensors, list[Tensor]]:
+        state = {f"model.{name}": tensor for name, tensor in weights.items()}
+        with Watch(model, watched, taps) as watch:
+            losses = functional_call(evaluation, state, (phase, columns, noise, received, context()))
+        return losses.total, dict(losses.terms), [call.x for call in watch.calls]
+
+    batched = vmap(one, randomness="error")
+
+    def evaluate(
+        weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensors, list[Tensor]]:
+        with _autocast(columns["x"].device, precision):
+            total, terms, inputs = batched(weights, columns, noise, received, taps)
+        return (
+            total.float(),
+            {name: term.float() for name, term in terms.items()},
+            [x.detach().float() for x in inputs],
+        )
+
+    return evaluate
+
+
 Evaluate = Callable[[Tensors, Tensor, Tensor, Tensors, Tensors], tuple[Tensor, Tensor]]
 
 
@@ -83,18 +116,18 @@ def evaluation(
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
 
-    if not compiled:
-        return evaluate
-    fast = torch.compile(evaluate, dynamic=False)
+    return quickened(evaluate) if compiled else evaluate
 
-    def evaluate_compiled(
-        weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
-    ) -> tuple[Tensor, Tensor]:
+
+def quickened(function: Callable[P, R]) -> Callable[P, R]:
+    """The same, compiled when it is first called."""
+    fast = torch.compile(function, dynamic=False)
+
+    def quick(*arguments: P.args, **named: P.kwargs) -> R:
         with _many_programs():
-            losses, means = fast(weights, index, mask, noise, received)
-        return losses, means
+            return fast(*arguments, **named)
 
-    return evaluate_compiled
+    return quick
 
 
 def _many_programs() -> AbstractContextManager[Any]:

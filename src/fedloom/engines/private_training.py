@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.engines.base import Task
+from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
+from fedloom.privacy.noise import Moment, StreamNoise, coins
 from fedloom.privacy.per_example import Watch, require_faithful, require_separate_examples
 from fedloom.privacy.planning import unit_numbers
-from fedloom.privacy.sampling import Pass, capacity, passes, poisson_sample, subject_passes
+from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
 TRIED_ROWS = 4
+COINS_AT_ONCE = 2**17  # for a window of steps: drawn one by one, a step's coins would mostly be overhead
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ class Learner:
 
     phase: Phase
     parameters: Mapping[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: LocalOptimizer
 
 
 PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -58,82 +60,104 @@ class PrivateTraining:
         are accounted for. The others see as many rows in every step, whoever was drawn.
         """
         private = [learner for learner in learners if learner.phase.touches_records]
-        for step in range(count):
-            terms: dict[str, Tensor] = {}
-            for learner in learners:
-                if learner.phase.touches_records:
-                    moment = step * len(private) + private.index(learner)
-                    found = self._private_step(learner, model, received, step, self._moment(moment))
-                else:
-                    noise = self._noise(learner.phase, step, self.batch_size)
-                    found = plain_step(learner, public_batch(self.silo, self.batch_size), noise)
-                terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
-            yield terms
+        window = max(1, COINS_AT_ONCE // max(1, len(private) * len(self._sizes)))
+        for first in range(0, count, window):
+            steps = torch.arange(first, min(first + window, count))
+            drawn = [self._drawn(steps * len(private) + number) for number in range(len(private))]
+            batches = iter(drawn)
+            rows = [
+                max(sum(len(each.index) for each in batch) for batch in next(batches))
+                if learner.phase.touches_records
+                else self.batch_size
+                for learner in learners
+            ]
+            noises = [self._noise(learner.phase, steps, n) for learner, n in zip(learners, rows, strict=True)]
+            for position, step in enumerate(steps.tolist()):
+                terms: dict[str, Tensor] = {}
+                for learner, noise in zip(learners, noises, strict=True):
+                    own = {name: tensor[position] for name, tensor in noise.items()}
+                    if learner.phase.touches_records:
+                        number = private.index(learner)
+                        moment = Moment(self.task.silo, self.task.context.round, step * len(private) + number)
+                        found = self._private_step(learner, model, received, drawn[number][position], own, moment)
+                    else:
+                        found = plain_step(learner, public_batch(self.silo, self.batch_size), own)
+                    terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
+                yield terms
 
     def _private_step(
-        self, learner: Learner, model: nn.Module, received: Tensors, step: int, moment: Moment
+        self,
+        learner: Learner,
+        model: nn.Module,
+        received: Tensors,
+        drawn: list[Pass],
+        noise: Mapping[str, Tensor],
+        moment: Moment,
     ) -> dict[str, Tensor]:
         phase, mechanism = learner.phase, self.mechanism
         bound = self.bounds.setdefault(phase.name, mechanism.clipping.start())
-        drawn = self._drawn(moment)
-        rows = len(drawn[0].index)
-        noise = self._noise(phase, step, rows * len(drawn))
         sums: list[ClippedSum] = []
         terms: Tensors = {}
-        for number, each in enumerate(drawn):
+        before = 0  # the noise of an example depends on how many were drawn before it, not on passes and padding
+        for each in drawn:
             batch = batch_of(self.silo.train, each.index, each.mask)
-            part = {name: tensor[number * rows : (number + 1) * rows] for name, tensor in noise.items()}
+            part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
+            before += int(each.mask.sum())
             with Watch(model, list(learner.parameters)) as watch:
                 losses = phase.objective(model, batch, part, received, self.task.context)
-            subject = None if batch.subject is None else compact(batch.subject)
             sums.append(
-                mechanism.clipped_sum(losses.total, each.mask, learner.parameters, bound, watch=watch, subject=subject)
+                mechanism.clipped_sum(
+                    losses.total, each.mask, learner.parameters, bound, watch=watch, subject=batch.subject
+                )
             )
             for name, term in {"loss": losses.total, **losses.terms}.items():
                 terms[name] = terms.get(name, torch.zeros(())) + (term.detach() * each.mask).sum()
         secret = StreamNoise(self.streams)
         gradients, following = mechanism.release(total_of(sums), mechanism.draw(learner.parameters, secret, moment))
         self.bounds[phase.name] = following
-        for name, parameter in learner.parameters.items():
-            parameter.grad = gradients[name]
-        learner.optimizer.step()
-        learner.optimizer.zero_grad()
-        real = torch.stack([each.mask.sum() for each in drawn]).sum().clamp_min(1.0)
-        return {name: total / real for name, total in terms.items()}
+        learner.optimizer.step([gradients[name] for name in learner.parameters])
+        return {name: total / max(before, 1) for name, total in terms.items()}
 
     @cached_property
     def _subject(self) -> Tensor | None:
         return unit_numbers(self.silo, self.mechanism.unit)
 
-    def _moment(self, step: int) -> Moment:
-        return Moment(self.task.silo, self.task.context.round, step)
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """How many records each unit has."""
+        return unit_sizes(self.silo, self._subject)
 
-    def _drawn(self, moment: Moment) -> list[Pass]:
-        """The batch of a moment, whole."""
-        subject, rate = self._subject, self.mechanism.rate
-        units = len(self.silo) if subject is None else int(subject.max()) + 1
-        chosen, rows = poisson_sample(StreamNoise(self.streams), units, rate, moment), capacity(units, rate)
-        return passes(chosen, rows) if subject is None else subject_passes(chosen, subject, rows)
+    def _drawn(self, moments: Tensor) -> list[list[Pass]]:
+        """The batches of these moments, whole."""
+        silo, round = self.task.silo, self.task.context.round
+        chosen = coins(self.streams, len(self._sizes), silo=silo, round=round, step=moments) < self.mechanism.rate
+        rows = capacity(self._sizes, self.mechanism.rate)
+        return [batch_passes(torch.nonzero(each).flatten(), self._subject, rows) for each in chosen]
 
-    def _noise(self, phase: Phase, step: int, rows: int) -> dict[str, Tensor]:
-        """An objective's own noise; its rows run on from pass to pass."""
-        return objective_noise(self.streams, phase, rows, self._moment(step))
+    def _noise(self, phase: Phase, steps: Tensor, rows: int) -> dict[str, Tensor]:
+        return objective_noise(self.streams, phase, rows, self.task.silo, self.task.context.round, steps)
 
 
-def objective_noise(streams: Streams, phase: Phase, rows: int, moment: Moment) -> dict[str, Tensor]:
-    """The noise that ``rows`` examples need in one step."""
-    found = {}
-    for name, shape in phase.objective.noise.items():
-        flat = streams.normal(
-            f"noise/{phase.name}/{name}",
-            rows,
-            math.prod(shape),
-            silo=moment.silo,
-            round=moment.round,
-            step=moment.step,
-        )
-        found[name] = flat.reshape(rows, *shape)
-    return found
+def unit_sizes(silo: Silo, subject: Tensor | None) -> Tensor:
+    """How many records each unit of a silo has; ``subject`` numbers them, None where each record is one."""
+    return torch.ones(len(silo), dtype=torch.int64) if subject is None else torch.bincount(subject)
+
+
+def batch_passes(chosen: Tensor, subject: Tensor | None, rows: int) -> list[Pass]:
+    """All records of the chosen units."""
+    return passes(chosen, rows) if subject is None else subject_passes(chosen, subject, rows)
+
+
+def objective_noise(
+    streams: Streams, phase: Phase, rows: int, silo: int, round: int, steps: Tensor
+) -> dict[str, Tensor]:
+    """The noise that ``rows`` examples need in each of the steps, (steps, rows, ...)."""
+    return {
+        name: streams.normal(
+            f"noise/{phase.name}/{name}", rows, math.prod(shape), silo=silo, round=round, step=steps
+        ).reshape(len(steps), rows, *shape)
+        for name, shape in phase.objective.noise.items()
+    }
 
 
 def public_batch(silo: Silo, rows: int) -> Batch:
@@ -152,7 +176,8 @@ def check_private(
 ) -> None:
     """Refuse, by name, what DP-SGD cannot bound: mixed examples, buffers that learn, parameters used behind a layer."""
     batch = batch_of(silo.train, torch.arange(TRIED_ROWS) % len(silo))
-    noise = objective_noise(streams, phase, TRIED_ROWS, Moment(0, 0, 0))
+    noises = objective_noise(streams, phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
+    noise = {name: tensor[0] for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     context = RoundContext(1, 1, ())
 

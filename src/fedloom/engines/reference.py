@@ -1,4 +1,4 @@
-"""The reference engine: silo after silo, or spread over single-thread workers with equal results."""
+"""The reference engine: silo after silo, or spread over workers with equal results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load, save
@@ -24,13 +24,16 @@ from fedloom.engines.base import (
     RoundReport,
     SiloState,
     Task,
+    Taught,
     conclude,
     received_by,
     site_of,
 )
+from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
+from fedloom.methods.distil import Lesson
 from fedloom.sharing.plan import BlockKey, Tensors
 
 _trainer: Trainer  # in a worker process: set once, before any task
@@ -39,11 +42,20 @@ _trainer: Trainer  # in a worker process: set once, before any task
 class ReferenceEngine:
     """The plain loop over silos."""
 
-    def __init__(self, trainer: Trainer, workers: int = 1, threads: int = 1) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        workers: int = 1,
+        threads: int = 1,
+        kind: Literal["process", "thread"] = "process",
+    ) -> None:
+        """``kind`` of workers: threads start at once, but take turns in Python; processes take seconds to start."""
         self._trainer = trainer
-        self.workers, self.threads = workers, threads
-        self._pool: ProcessPoolExecutor | None = None
-        if workers > 1:
+        self.workers, self.threads, self.kind = workers, threads, kind
+        self._pool: Executor | None = None
+        if workers > 1 and kind == "thread":
+            self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+        elif workers > 1:
             # Spawned, not forked: a fork would inherit the locks of torch's threads.
             self._pool = ProcessPoolExecutor(
                 workers,
@@ -55,7 +67,9 @@ class ReferenceEngine:
 
     def describe(self) -> str:
         """Workers and threads."""
-        return f"reference, {_plural(self.workers, 'worker')} x {_plural(self.threads, 'thread')}"
+        if self.workers > 1:
+            return f"reference, {self.workers} worker {'processes' if self.kind == 'process' else 'threads'}"
+        return f"reference, 1 worker x {self.threads} thread" + ("" if self.threads == 1 else "s")
 
     def choice(self) -> dict[str, Any]:
         """The number of threads may change the last bit; the number of workers does not."""
@@ -69,7 +83,17 @@ class ReferenceEngine:
         for result in self.train(self.tasks(state, context)):
             on_silo(result)
             results.append(result)
-        return conclude(self._trainer.method, state, context, results, self._trainer.streams)
+        return conclude(self._trainer.method, state, context, results, self._trainer.streams, school=self)
+
+    @property
+    def device(self) -> torch.device:
+        """Where a server learns."""
+        return torch.device("cpu")
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """A server's lesson, in this process."""
+        trainer = lesson_trainer(self._trainer.config, lesson)
+        return taught(trainer.train(Task(0, lesson_context(lesson), {}, state_before(lesson))))
 
     def tasks(self, state: FederationState, context: RoundContext) -> list[Task]:
         """What each participant is sent and has kept."""
@@ -87,11 +111,16 @@ class ReferenceEngine:
 
     def train(self, tasks: list[Task]) -> Iterator[Result]:
         """Results as they come in."""
+        torch.set_num_threads(self.threads)  # another engine may have been tried in between
         if self._pool is None:
             yield from map(self._trainer.train, tasks)
             return
         # Largest silos first, so that no worker is left with a long one at the end.
         tasks = sorted(tasks, key=lambda task: -len(self._trainer.federation.silos[task.silo]))
+        if self.kind == "thread":
+            for done in as_completed([self._pool.submit(self._trainer.train, task) for task in tasks]):
+                yield done.result()
+            return
         with _hidden_main():
             futures: list[Future[tuple[Result, bytes]]] = [
                 self._pool.submit(_train_in_worker, *_packed(task)) for task in tasks
@@ -119,10 +148,6 @@ def _hidden_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _start_worker(trainer: Trainer) -> None:

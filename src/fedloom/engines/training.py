@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Task, fresh_blocks, participants_of, site_of
+from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
+from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase
+from fedloom.methods.base import Method, Phase, fresh_blocks
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
@@ -27,18 +29,14 @@ from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
 
+_DRAWING = threading.Lock()  # new weights come from torch's global generator, which all threads share
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
-
-
-def make_optimizer(plan: OptimizerPlan, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimiser as planned; fused, so that a step passes over weights and moments once instead of a dozen times."""
-    if plan.name == "adam":
-        return torch.optim.Adam(parameters, lr=plan.learning_rate, betas=plan.betas, fused=True)
-    return torch.optim.SGD(parameters, lr=plan.learning_rate, fused=True)
 
 
 def local_steps(config: Config, records: int) -> int:
     """How many steps a silo takes in a round."""
+    if config.local.steps:
+        return config.local.steps
     steps = config.local.epochs * math.ceil(records / config.local.batch_size)
     if config.local.updates == "matched":
         return max(1, round(config.participation.rate * steps))
@@ -66,7 +64,7 @@ class Trainer:
         return [tuple(r for r, silos in chosen.items() if i in silos) for i in range(len(self.federation))]
 
     @cached_property
-    def _templates(self) -> dict[tuple[int, ...], nn.Module]:
+    def _templates(self) -> dict[Hashable, nn.Module]:
         return {}
 
     def train(self, task: Task) -> Result:
@@ -87,6 +85,7 @@ class Trainer:
                 sums[name] = sums.get(name, torch.zeros(())) + value
             steps += 1
 
+        model.load_state_dict(self.method.settle(_under("", model.state_dict())))
         state = model.state_dict()
         parts = plan.split(state, site)
         update = Update(
@@ -107,10 +106,12 @@ class Trainer:
         )
 
     def _model(self, site: Site) -> nn.Module:
-        """A model for a site; copied from one for the same groups, because drawing weights takes as long as a step."""
-        if site.groups not in self._templates:
-            self._templates[site.groups] = self.method.build(site)
-        return copy.deepcopy(self._templates[site.groups])
+        """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
+        kind = self.method.kind(site)
+        with _DRAWING:
+            if kind not in self._templates:
+                self._templates[kind] = self.method.build(site)
+        return copy.deepcopy(self._templates[kind])
 
     def _steps(
         self, silo: Silo, task: Task, model: nn.Module, learners: list[Learner], received: Tensors, bounds: Tensors
@@ -146,25 +147,20 @@ class Trainer:
         context: RoundContext,
     ) -> dict[str, Tensor]:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
-        phase, optimizer = learner.phase, learner.optimizer
+        phase = learner.phase
         losses = phase.objective(model, batch, noise, received, context)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
         parameters = list(learner.parameters.values())
-        for parameter, gradient in zip(
-            parameters, mechanism.gradients(losses.total, batch.mask, parameters), strict=True
-        ):
-            parameter.grad = gradient
-        optimizer.step()
-        optimizer.zero_grad()  # gives the memory back, so that the next gradients find it in the cache
+        learner.optimizer.step(mechanism.gradients(losses.total, batch.mask, parameters))
         rows = batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}
 
     def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
-        """Batches of all epochs with the noise of each phase; both are functions of (silo, round, step) alone."""
+        """Batches without end, with the noise of each phase; both are functions of (silo, round, step) alone."""
         size, count = self.config.local.batch_size, len(silo)
         per_epoch = math.ceil(count / size)
-        for epoch in range(self.config.local.epochs):
+        for epoch in itertools.count():
             order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
             steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
             noise = [self._noise(phase, task, steps, min(size, count)) for phase in self.method.phases]
@@ -196,14 +192,15 @@ class Trainer:
         weights.update(kept)
         if set(weights) < set(model.state_dict()):
             site = site_of(self.federation, task.silo)
-            fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
+            with _DRAWING:
+                fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
             weights = {**fresh, **weights}
         return weights
 
     def _learner(self, phase: Phase, model: nn.Module, state: SiloState) -> Learner:
         """A phase with its optimiser, and its old moments where the phase keeps them."""
         named = parameters_of(phase, model)
-        optimizer = make_optimizer(phase.optimizer, list(named.values()))
+        optimizer = LocalOptimizer(phase.optimizer, list(named.values()))
         for name, parameter in named.items():
             prefix = f"{OPTIMIZER}{phase.name}/{name}/"
             moments = _under(prefix, state.tensors)
@@ -226,8 +223,9 @@ class Trainer:
 
     def check_privacy(self) -> None:
         """Refuse what DP-SGD cannot guard, before anything is trained."""
-        for groups, silo in {silo.groups: silo for silo in self.federation.silos if self.privacy}.items():
-            model = self._model(Site(silo.name, groups))
+        silos = range(len(self.federation)) if self.privacy else ()
+        for index in {self.method.kind(site_of(self.federation, i)): i for i in silos}.values():
+            silo, model = self.federation.silos[index], self._model(site_of(self.federation, index))
             for phase in self.method.phases:
                 if phase.touches_records:
                     check_private(model, phase, parameters_of(phase, model), silo, self.streams)
@@ -251,7 +249,8 @@ class Trainer:
             if self.privacy and not release.statistic.problem:
                 plan = self.privacy[silo]
                 unit = unit_numbers(owner, plan.settings.unit)
-                noise = SumNoise(plan.release_noise[release.name], unit, StreamNoise(self.streams))
+                multiplier = plan.trust.share * plan.release_noise[release.name]
+                noise = SumNoise(multiplier, unit, StreamNoise(self.streams))
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 

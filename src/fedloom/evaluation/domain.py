@@ -61,6 +61,10 @@ class DomainClassifier:
             schedule.step()
         return cls(network.eval().requires_grad_(False), x.device)
 
+    def to(self, device: torch.device) -> DomainClassifier:
+        """The same classifier elsewhere; it is fitted on the CPU, so that devices share one yardstick."""
+        return DomainClassifier(self.network.to(device), device)
+
     @torch.inference_mode()
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> Tensor:
         """The probability of every group for values as models generate them: (n, *shape) to (n, groups)."""

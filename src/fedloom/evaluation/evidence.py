@@ -62,7 +62,8 @@ class Real:
     @cached_property
     def domain_classifier(self) -> DomainClassifier:
         """Tells the groups apart; trained on the held-out records."""
-        return DomainClassifier.fit(self.federation.test, len(self.federation.groups), self.streams)
+        found = DomainClassifier.fit(self.federation.test, len(self.federation.groups), self.streams)
+        return found.to(self.device)
 
     @cached_property
     def class_classifier(self) -> DomainClassifier | None:
@@ -71,7 +72,8 @@ class Real:
         labelled = table.take(torch.nonzero(table.y >= 0).flatten())
         if len(labelled) == 0:
             return None
-        return DomainClassifier.fit(replace(labelled, group=labelled.y), len(self.federation.classes), self.streams)
+        table = replace(labelled, group=labelled.y)
+        return DomainClassifier.fit(table, len(self.federation.classes), self.streams).to(self.device)
 
     @cached_property
     def extractor(self) -> FeatureCache:
@@ -157,9 +159,15 @@ class Evaluation:
         return next(iter(self.generator.method.pathways)) in self.generator.pathways
 
     def sample(self, group: str, pathway: str = "", prior_of: str = "") -> Tensor:
-        """``evaluation.samples`` images of a group along any pathway."""
-        seed = self.streams.seed
-        return self.generator.sample(self.config.samples, group=group, seed=seed, pathway=pathway, prior_of=prior_of)
+        """``evaluation.samples`` images of a group along any pathway, on the evaluation's device."""
+        return self.generator.sample(
+            self.config.samples,
+            group=group,
+            seed=self.streams.seed,
+            pathway=pathway,
+            prior_of=prior_of,
+            device=self.real.device,
+        )
 
     @cached_property
     def samples(self) -> dict[str, Tensor]:
@@ -211,7 +219,8 @@ class Evaluation:
         """The model of a site, if the server and the site's own memory have every block of it."""
         method = self.generator.method
         model = method.build(site)
-        state = {**method.plan.join(self.generator.server.blocks, site), **kept}
+        plan = method.generating if site.name == "server" else method.plan
+        state = {**plan.join(self.generator.server.blocks, site), **kept}
         if set(model.state_dict()) - set(state):
             return None
         model.load_state_dict(state)

@@ -80,7 +80,7 @@ def pixel_spread(evaluation: Evaluation) -> Values:
     """How much a group's samples differ from each other, as a share of how much its held-out images do."""
     count, found = evaluation.config.samples, {}
     for index, group in enumerate(evaluation.groups):
-        real = as_float(evaluation.real.federation.test.of_group(index).x)
+        real = as_float(evaluation.real.federation.test.of_group(index).x.to(evaluation.real.device))
         found[metric_key("spread", "pixels", count, group)] = spread(evaluation.samples[group], real)
     return found
 

@@ -27,19 +27,21 @@ def with_outliers(federation: Federation, settings: OutliersConfig, streams: Str
     """The federation with outliers in the silos that the settings name, no record twice.
 
     They are drawn from the other source's training records; its held-out ones stand beside them, to tell what a model
-    makes of such records that it never saw. The federation's own held-out records stay as they are.
+    makes of such records that it never saw. The federation's own held-out records stay as they are. A share of 0 puts
+    none in, as a control.
     """
     if not settings.source:
         return federation
     names = [silo.name for silo in federation.silos]
-    if not settings.silos:
+    if not settings.silos and settings.share:
         raise ConfigError(f"data.outliers.silos is empty; name the silos that get them, such as '{names[0]}'")
     for name in settings.silos:
         if name not in names:
             raise ConfigError("data.outliers.silos: " + unknown("silo", name, names))
     pool, unseen = _like(federation, settings)
     counts = [
-        max(1, round(settings.share * len(silo))) if silo.name in settings.silos else 0 for silo in federation.silos
+        max(1, round(settings.share * len(silo))) if settings.share and silo.name in settings.silos else 0
+        for silo in federation.silos
     ]
     if sum(counts) > len(pool):
         raise DataError(

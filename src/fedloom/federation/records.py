@@ -152,6 +152,52 @@ class Silo:
 
 
 @dataclass(frozen=True, eq=False)
+class RemoteSilo(Silo):
+    """An organisation of a deployment as the others know it: by name and groups, without a record."""
+
+    declared: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...]) -> RemoteSilo:
+        """A silo whose records, of a shape, are somewhere else."""
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(name, Records(torch.empty(0, *shape), none, none), groups)
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """As declared."""
+        return self.declared
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """Records that were put among a silo's by a coin each; those that are in come last there."""
+
+    silo: str
+    records: Records
+    included: Tensor  # (n,) bool
+
+    @property
+    def trained(self) -> Records:
+        """Those that are in."""
+        return self.records.take(torch.nonzero(self.included).flatten())
+
+
+@dataclass(frozen=True, eq=False)
+class Canaries:
+    """Records that were put among a silo's by a coin each; those that are in come last there."""
+
+    silo: str
+    records: Records
+    included: Tensor  # (n,) bool
+
+    @property
+    def trained(self) -> Records:
+        """Those that are in."""
+        return self.records.take(torch.nonzero(self.included).flatten())
+
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
 
@@ -163,6 +209,7 @@ class Federation:
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
+    canaries: tuple[Canaries, ...] = ()  # of each silo that has some
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -173,7 +220,7 @@ class Federation:
         if "server" in names:
             raise DataError("no silo may be called 'server': that is the name of the server's own site")
         for silo in self.silos:
-            if len(silo) == 0:
+            if len(silo) == 0 and not isinstance(silo, RemoteSilo):
                 raise DataError(f"silo '{silo.name}' holds no records")
             if silo.train.shape != self.shape:
                 raise DataError(
@@ -193,6 +240,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.silos[0].train.shape
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether this is a server's view, which holds no silo's records."""
+        return all(isinstance(silo, RemoteSilo) for silo in self.silos)
 
     def group_index(self, name: str) -> int:
         """The number of a group by its name."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 import fedloom.methods
-from fedloom.config import Config, LocalConfig, parse
+from fedloom.config import Config, LocalConfig, ModelConfig, parse
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.models.networks import Routed
@@ -131,6 +132,16 @@ class Mean:
         return ServerState({**server.blocks, **merge(updates, self.plan, self.weighting)}, server.memory)
 
 
+def groups_of(site: Site) -> Hashable:
+    """Sites of equal groups have equal models, where a method says nothing else."""
+    return site.groups
+
+
+def unchanged(weights: Tensors) -> Tensors:
+    """What most methods do to a silo's weights when its round is over."""
+    return weights
+
+
 @dataclass(frozen=True)
 class Method:
     """All that an engine needs to know."""
@@ -143,6 +154,30 @@ class Method:
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
     mechanism: Mechanism = field(default_factory=NoPrivacy)
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
+    summed: bool = False  # the server sees the sum of all updates and no single one
+    kind: Callable[[Site], Hashable] = groups_of  # equal for sites whose models are built alike
+    settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
+    server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one
+
+    @property
+    def generating(self) -> SharingPlan:
+        """Under which names the server holds the model that it generates with."""
+        return self.server_plan or self.plan
+
+
+def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey, Tensors]:
+    """Initial weights of a site's blocks; a copy's weights depend on its block and owner alone."""
+    parts: dict[BlockKey, Tensors] = {}
+    for block in method.plan.blocks:
+        for key in method.plan.prefixes(block, site).values():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(streams.torch_seed(f"init/{key}"))
+                state = method.build(site).state_dict()
+            parts[key] = {name: tensor.clone() for name, tensor in method.plan.split(state, site)[key].items()}
+    return parts
+
+
+ARCHITECTURE = ("network", "hidden", "channels", "latent", "likelihood")  # what may differ from silo to silo
 
 
 @dataclass(frozen=True)
@@ -153,11 +188,32 @@ class Setting:
     shape: tuple[int, ...]
     groups: tuple[str, ...]
     classes: tuple[str, ...]
+    silos: tuple[str, ...] = ()  # their names; unknown where a run is only sampled
+
+    def __post_init__(self) -> None:
+        for silo in self.config.model.silos:
+            if self.silos and silo not in self.silos:
+                raise ConfigError("model.silos: " + unknown("silo", silo, self.silos))
+            self.model_at(silo)
 
     @property
     def streams(self) -> Streams:
         """The experiment's random streams."""
         return Streams(self.config.seed)
+
+    def model_at(self, silo: str) -> ModelConfig:
+        """The settings of a silo's networks."""
+        model = self.config.model
+        return model.changed(model.silos.get(silo, {}), f"model.silos.{silo}", ARCHITECTURE)
+
+    @property
+    def widest_latent(self) -> int:
+        """The largest latent size of any silo."""
+        return max(self.config.model.latent, *(self.model_at(silo).latent for silo in self.config.model.silos), 0)
+
+    def kind_of(self, site: Site) -> Hashable:
+        """What tells models of different sites apart: their groups, and the silo where it has networks of its own."""
+        return site.groups, site.name if site.name in self.config.model.silos else ""
 
 
 def branched(plan: SharingPlan, block: str, site: Site, make: Callable[[int], nn.Module]) -> nn.Module:
@@ -194,5 +250,8 @@ def make_method(setting: Setting) -> Method:
     method = setting.config.method
     if method.name not in recipes():
         raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
+    from fedloom.methods.distil import with_server_step  # which is built on this module
+
     recipe = recipes()[method.name]
-    return recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
+    made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
+    return with_server_step(made, setting)

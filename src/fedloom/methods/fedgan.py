@@ -17,6 +17,7 @@ from fedloom.config import above
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting, branched
+from fedloom.methods.vaes import check_silos, latent_sizes
 from fedloom.models.convolutional import require_images
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
@@ -48,7 +49,7 @@ class BuildGAN:
 
     def __call__(self, site: Site) -> GAN:
         """Fresh weights."""
-        model, shape = self.setting.config.model, self.setting.shape
+        model, shape = self.setting.model_at(site.name), self.setting.shape
         return GAN(
             branched(self.plan, "generator", site, lambda _: dcgan_generator(model, shape)),
             branched(self.plan, "discriminator", site, lambda _: dcgan_discriminator(model, shape)),
@@ -69,6 +70,9 @@ def make(setting: Setting, options: Options) -> Method:
     latent = setting.config.model.latent
     plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
+    check_silos(setting, plan)
+    if latent_sizes(setting) != {latent}:
+        raise ConfigError("model.silos: generators of different latent sizes are not built; use one model.latent")
 
     def optimizer(rate: float) -> OptimizerPlan:
         first, second = options.betas
@@ -93,6 +97,7 @@ def make(setting: Setting, options: Options) -> Method:
         ),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x", ("generator",))},
+        kind=setting.kind_of,
     )
 
 

@@ -14,7 +14,8 @@ from fedloom.methods.base import Method, ServerState
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 
-CHUNK = 1000  # rows generated at once; a fixed number, so that a sample does not depend on how many are asked for
+CHUNK = 1000  # rows of one draw; a fixed number, so that a sample does not depend on how many are asked for
+AT_ONCE = {"cpu": 1, "cuda": 16}  # draws that pass through the model together
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class Generator:
         """The model of a group with what the server holds; blocks that never leave a silo keep fresh weights."""
         site = Site("server", (self.groups.index(group),))
         model = self.method.build(site)
-        model.load_state_dict(self.method.plan.join(self.server.blocks, site), strict=False)
+        model.load_state_dict(self.method.generating.join(self.server.blocks, site), strict=False)
         return model.eval()
 
     def missing(self, group: str, pathway: str) -> list[BlockKey]:
         """What a pathway would need for a group and never reached the server."""
-        site, plan = Site("server", (self.groups.index(group),)), self.method.plan
+        site, plan = Site("server", (self.groups.index(group),)), self.method.generating
         needed = (key for block in self.method.pathways[pathway].blocks for key in plan.prefixes(block, site).values())
         return [key for key in needed if key not in self.server.blocks]
 
@@ -44,8 +45,17 @@ class Generator:
         return tuple(name for name in self.method.pathways if not any(self.missing(g, name) for g in self.groups))
 
     @torch.no_grad()
-    def sample(self, count: int, *, group: str, seed: int = 0, pathway: str = "", prior_of: str = "") -> Tensor:
-        """``count`` images of a group in [0, 1], shape (count, *shape); the same seed gives the same images.
+    def sample(
+        self,
+        count: int,
+        *,
+        group: str,
+        seed: int = 0,
+        pathway: str = "",
+        prior_of: str = "",
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """``count`` images of a group in [0, 1], shape (count, *shape), on ``device``; a seed gives the same anywhere.
 
         ``prior_of`` draws the latents from another group's prior, to see what a swapped prior does.
         """
@@ -63,15 +73,21 @@ class Generator:
         prior = self.groups.index(prior_of or group)
         if missing := self.missing(group, name):
             raise ConfigError(f"nothing can be generated for group '{group}': '{missing[0]}' never reached the server")
-        model = self.model(group)
-        images = []
-        for chunk in range(math.ceil(count / CHUNK)):
-            rows = min(CHUNK, count - chunk * CHUNK)
+        device = torch.device(device)
+        model = self.model(group).to(device)
+        images, chunks, at_once = [], math.ceil(count / CHUNK), AT_ONCE.get(device.type, 1)
+        for first in range(0, chunks, at_once):
+            steps = torch.arange(first, min(first + at_once, chunks), device=device)
+            left = count - first * CHUNK
+            rows = min(left, CHUNK * len(steps))
             noise = {
-                key: streams.normal(f"sample/{key}", rows, math.prod(shape), silo=index, step=chunk).reshape(
-                    rows, *shape
+                key: streams.normal(
+                    f"sample/{key}", min(CHUNK, left), math.prod(shape), silo=index, step=steps, device=device
                 )
+                .flatten(0, 1)[:rows]
+                .reshape(rows, *shape)
                 for key, shape in way.noise.items()
             }
-            images.append(way.generate(model, noise, torch.full((rows,), index), torch.full((rows,), prior)))
+            groups, priors = (torch.full((rows,), number, device=device) for number in (index, prior))
+            images.append(way.generate(model, noise, groups, priors))
         return torch.cat(images)

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Setting, branched
 from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
+from fedloom.models.history import RememberingVAE
 from fedloom.models.likelihoods import LIKELIHOODS
 from fedloom.models.networks import Network, network, widened
 from fedloom.models.priors import prior_means
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
-from fedloom.sharing.plan import BlockPlan, SharingPlan
+from fedloom.sharing.plan import BlockPlan, Down, Scope, SharingPlan
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,12 @@ class BuildVAE:
     prior_means: Tensor
     told_group: bool = False  # the decoder sees the group, one-hot, beside z1
     decoder_size: int = 1  # the decoder has the parameters of so many
+    remembered: int = 0  # how many of its earlier encoders a silo keeps
 
     def __post_init__(self) -> None:
         network(self.setting.config.model.network)
+        for silo in self.setting.config.model.silos:
+            network(self.setting.model_at(silo).network, f"model.silos.{silo}.network")
         for group, name in self.setting.config.model.branches.items():
             if group not in self.setting.groups:
                 raise ConfigError("model.branches: " + unknown("group", group, self.setting.groups))
@@ -40,26 +45,26 @@ class BuildVAE:
 
     def __call__(self, site: Site) -> VAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
-        model, shape, plan = self.setting.config.model, self.setting.shape, self.plan
-        kind = GroupConditionalVAE if self.told_group else VAE
-        likelihood = LIKELIHOODS[model.likelihood]()
+        model, shape, plan = self.setting.model_at(site.name), self.setting.shape, self.plan
+        likelihood, means = LIKELIHOODS[model.likelihood](), self.prior_means[:, : model.latent]
         encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
-        decoder = branched(plan, "decoder", site, self._decoder)
-        if "top_encoder" not in plan.blocks:
-            return kind(encoder, decoder, self.prior_means, likelihood)
-        top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
-        top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(g).top_decoder(model))
-        return HierarchicalVAE(encoder, decoder, top_encoder, top_decoder, self.prior_means, likelihood)
+        decoder = branched(plan, "decoder", site, lambda g: self._decoder(model, g))
+        if "top_encoder" in plan.blocks:
+            top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
+            top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(model, g).top_decoder(model))
+            return HierarchicalVAE(encoder, decoder, top_encoder, top_decoder, means, likelihood)
+        if self.remembered and site.name not in ("server", ""):  # only a silo has a past
+            return RememberingVAE(encoder, decoder, means, likelihood, self.remembered)
+        return (GroupConditionalVAE if self.told_group else VAE)(encoder, decoder, means, likelihood)
 
-    def _decoder(self, group: int) -> nn.Module:
+    def _decoder(self, model: ModelConfig, group: int) -> nn.Module:
         """p(x | z1) of a group."""
-        model, shape, family = self.setting.config.model, self.setting.shape, self._family(group)
+        shape, family = self.setting.shape, self._family(model, group)
         inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
         return family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
 
-    def _family(self, group: int) -> Network:
+    def _family(self, model: ModelConfig, group: int) -> Network:
         """The networks of a group's decoders."""
-        model = self.setting.config.model
         return network(model.branches.get(self.setting.groups[group], model.network))
 
 
@@ -77,6 +82,7 @@ def vae_method(
     """A federated VAE: one phase that trains all blocks, merged by the mean of each scope."""
     plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
     check_branches(setting, plan)
+    check_silos(setting, plan)
     return Method(
         name=name,
         plan=plan,
@@ -84,6 +90,7 @@ def vae_method(
         phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways=pathways,
+        kind=setting.kind_of,
     )
 
 
@@ -98,14 +105,16 @@ def flat_vae_method(
     decoder_size: int = 1,
 ) -> Method:
     """A VAE with one level: -log p(x|z) + KL(q(z|x) || N(m_g, I))."""
-    model = setting.config.model
+    latent = setting.widest_latent
+    if latent_sizes(setting) != {latent} and prior != "identical":
+        raise ConfigError(f"method.prior = '{prior}' needs one latent size for all silos, not those of model.silos")
     return vae_method(
         name,
         setting,
         {"encoder": encoder, "decoder": decoder},
-        prior_means(prior, len(setting.groups), model.latent, setting.streams),
-        Elbo(model.latent, model.kl_weight),
-        flat_pathways(model.latent),
+        prior_means(prior, len(setting.groups), latent, setting.streams),
+        Elbo(latent, setting.config.model.kl_weight),
+        flat_pathways(latent),
         told_group=told_group,
         decoder_size=decoder_size,
     )
@@ -117,10 +126,28 @@ def check_branches(setting: Setting, plan: SharingPlan) -> None:
         raise ConfigError("model.branches gives groups decoders of their own, but the decoder is shared by all of them")
 
 
+def latent_sizes(setting: Setting) -> set[int]:
+    """Those of all silos; silos without networks of their own have that of ``model.latent``."""
+    return {setting.model_at(silo).latent for silo in ("", *setting.config.model.silos)}
+
+
+def check_silos(setting: Setting, plan: SharingPlan) -> None:
+    """Networks may differ between silos only where no block is shared between them."""
+    for silo in setting.config.model.silos:
+        for block, rule in plan.blocks.items():
+            if rule.scope in (Scope.GLOBAL, Scope.GROUP) or rule.down is Down.SERVER:
+                raise ConfigError(
+                    f"model.silos.{silo} gives a silo networks of its own, but its {block} is shared with others"
+                )
+        if "top_encoder" in plan.blocks and setting.model_at(silo).latent != setting.config.model.latent:
+            raise ConfigError(f"model.silos.{silo}.latent must be that of all others in a VAE of two levels")
+
+
 def from_z1(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
     """z1 ~ N(m_g, I), then the decoder's mean."""
     assert isinstance(model, VAE)
-    return model.likelihood.mean(model.decode(model.prior_mean(prior_group) + noise["z1"], group))
+    mean = model.prior_mean(prior_group)
+    return model.likelihood.mean(model.decode(mean + noise["z1"][:, : mean.shape[1]], group))
 
 
 def from_z2(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ class DiagonalGaussian:
         return cls(mean, log_variance)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Reparameterised: mean + standard deviation * noise."""
-        return self.mean + torch.exp(0.5 * self.log_variance) * noise
+        """Reparameterised: mean + standard deviation * noise; of wider noise, the first columns."""
+        return self.mean + torch.exp(0.5 * self.log_variance) * noise[..., : self.mean.shape[-1]]
 
     def log_density(self, z: Tensor) -> Tensor:
         """Log density at ``z``, summed over the dimensions."""

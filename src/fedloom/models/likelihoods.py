@@ -23,6 +23,10 @@ class Likelihood(Protocol):
         """The expected image, in [0, 1]."""
         ...
 
+    def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
+        """An image drawn around its mean, from standard normal noise of the same shape."""
+        ...
+
 
 @dataclass(frozen=True)
 class Bernoulli:
@@ -36,6 +40,11 @@ class Bernoulli:
     def mean(self, output: Tensor) -> Tensor:
         """The coin's probability."""
         return torch.sigmoid(output)
+
+    def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
+        """Black or white pixels."""
+        uniform: Tensor = torch.special.ndtr(noise)
+        return (uniform < mean).to(mean.dtype)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,10 @@ class Gaussian:
     def mean(self, output: Tensor) -> Tensor:
         """The centre of the normal."""
         return torch.sigmoid(output)
+
+    def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
+        """Normal pixels, which may lie outside [0, 1]."""
+        return mean + math.sqrt(self.variance) * noise
 
 
 LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {"bernoulli": Bernoulli, "gaussian": Gaussian}

@@ -36,8 +36,13 @@ class Elbo:
     ) -> Losses:
         """The bound for each example."""
         assert isinstance(model, VAE)
+        return self.evaluated(model, batch, noise)[1]
+
+    def evaluated(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[Tensor, Losses]:
+        """The z that was drawn, and the bound."""
         posterior = model.encode(batch.x, batch.group)
-        output = model.decode(posterior.sample(noise["z1"]), batch.group)
-        reconstruction = model.likelihood.negative_log(batch.x, output)
+        z = posterior.sample(noise["z1"])
+        reconstruction = model.likelihood.negative_log(batch.x, model.decode(z, batch.group))
         divergence = kl_to_unit(posterior, model.prior_mean(batch.group))
-        return Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})
+        losses = Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})
+        return z, losses

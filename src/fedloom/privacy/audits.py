@@ -6,7 +6,7 @@ An attack that succeeds too often refutes a claim; one that fails proves nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,12 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError
 from fedloom.privacy.statistics import distributions, proportion_interval
-from fedloom.streams import Streams
 
 CONFIDENCE = 0.95
 LARGEST = 50.0  # no audit can tell larger epsilons apart
 
 
 # Canaries: one run is enough
-
-
-def canary_coins(streams: Streams, count: int) -> Tensor:
-    """Which canaries go into the training set: a fair coin for each, tossed before training."""
-    return streams.uniform("audit/canaries", count) < 0.5
 
 
 def chance_of_guessing(epsilon: float, delta: float, canaries: int, guesses: int, correct: int) -> float:
@@ -71,14 +65,16 @@ class CanaryAudit:
     confidence: float
     lower_bound: float
 
-    def refutes(self, claimed: float) -> bool:
+    def refutes(self, claimed: float | None) -> bool:
         """Whether the claimed epsilon cannot be true, at the audit's confidence."""
-        return self.lower_bound > claimed
+        return claimed is not None and self.lower_bound > claimed
 
-    def sentence(self, claimed: float) -> str:
-        """What a report may say."""
+    def sentence(self, claimed: float | None) -> str:
+        """What a report may say; None: the run claims nothing."""
         found = f"{self.correct} of {self.guesses} guesses right; epsilon is at least {self.lower_bound:.3g}"
         sure = f"at {self.confidence:.0%} confidence (delta {self.delta:g})"
+        if claimed is None:
+            return f"{found} {sure}; the run claims no epsilon"
         if self.refutes(claimed):
             return f"the claim of epsilon {claimed:.3g} is refuted: {found} {sure}"
         return f"{found} {sure}, claimed {claimed:.3g}: not refuted, which is no evidence of privacy"
@@ -174,28 +170,50 @@ def attack_area(members: Tensor, others: Tensor) -> float:
 
 # Outliers
 
+USUAL = 0.95  # the quantile of typical records' distances within which an output is called close
+
+
+def recognisable(
+    points: Tensor, outputs: Tensor, typical: Tensor, limit: float, own: Tensor | None = None, chunk: int = 512
+) -> Tensor:
+    """Whether each point would be told from what came out: its output is within ``limit``, and shows nobody else.
+
+    ``outputs`` hold for each point what came out closest to it. It shows the point if it lies nearer to it than to any
+    of the ``typical`` training records; where points are some of these, ``own`` numbers them there, because nothing is
+    compared with itself. ``limit`` is how close outputs usually come: :func:`usual_distance`.
+    """
+    flat, known = outputs.flatten(1), typical.flatten(1)
+    nearest = []
+    for rows in torch.split(torch.arange(len(flat), device=flat.device), chunk):
+        distances = torch.cdist(flat[rows], known)
+        if own is not None:
+            distances[torch.arange(len(rows), device=flat.device), own[rows]] = torch.inf
+        nearest.append(distances.amin(dim=1))
+    distance = distances_between(points, outputs)
+    return (distance <= limit) & (distance < torch.cat(nearest))
+
+
+def distances_between(points: Tensor, outputs: Tensor) -> Tensor:
+    """Row by row."""
+    lengths: Tensor = (points - outputs).flatten(1).norm(dim=1)
+    return lengths
+
+
+def usual_distance(typical: Tensor, outputs: Tensor) -> float:
+    """All but 5 % of typical training records have an output as close as this."""
+    return float(distances_between(typical, outputs).quantile(USUAL))
+
 
 @dataclass(frozen=True)
 class Exposure:
-    """How often what was put into the training data is recognisable in what came out."""
+    """How often records are recognisable in what came out, by one rule for all of them."""
 
-    outliers: Rate
-    typical: Rate
-    level: float  # how often data that were never put in would be called recognisable
+    outliers: Rate | None  # those that were put in, if some were
+    unseen_outliers: Rate  # like them, but never trained on
+    typical: Rate  # other training records
+    unseen_typical: Rate  # held-out records
 
-
-def outlier_exposure(
-    outliers: tuple[Tensor, Tensor],
-    typical: tuple[Tensor, Tensor],
-    distance: Callable[[Tensor], Tensor],
-    level: float = 0.05,
-) -> Exposure:
-    """Compare points that were in the training data with like points that were not: pairs (in, out) of each kind.
-
-    ``distance`` tells how far points are from what came out: their reconstruction error, or the nearest sample. A point
-    is recognisable if it is nearer than all but ``level`` of the like points that were never in.
-    """
-    rates = [
-        true_positive_rate(-distance(inside), -distance(outside), level) for inside, outside in (outliers, typical)
-    ]
-    return Exposure(rates[0], rates[1], level)
+    @property
+    def memorised(self) -> bool:
+        """Whether outliers that were put in are recognisable beyond doubt more often than those that were not."""
+        return self.outliers is not None and self.outliers.low > self.unseen_outliers.high

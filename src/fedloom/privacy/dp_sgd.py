@@ -35,6 +35,15 @@ class ClippedSum:
         return ClippedSum(gradients, self.below + other.below, torch.maximum(self.bound, other.bound))
 
 
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """What differs between silos of one mechanism; tensors where there are several silos at once."""
+
+    gradient: float | Tensor  # standard deviation of the noise on the sum of gradients, in clip bounds
+    count: float | Tensor  # standard deviation of the noise on the count of norms within the bound
+    expected: float | Tensor  # the public expected number of records (or subjects) in a batch
+
+
 @dataclass(frozen=True)
 class DPSGD:
     """The mechanism; ``noise_multiplier`` and ``rate`` are what is accounted for each step."""
@@ -104,27 +113,26 @@ class DPSGD:
         """One pass: per-example losses to the sum of clipped gradients.
 
         With a ``watch`` over the parameters the factored gradients are used wherever every layer allows it.
-        ``subject`` numbers the subjects within the pass, for the unit ``subject``.
+        ``subject`` says whose each row is, for the unit ``subject``.
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
         others = {name: parameter for name, parameter in parameters.items() if name not in private}
         plain = _plain_sum(values, mask, others) if others else {}
-        if self.unit == "subject":
-            if subject is None:
-                raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
-            forms = by_subject(whole_gradients(values, private), subject, mask)
-            mask = torch.zeros_like(mask).index_add(0, subject, mask).clamp_max(1.0)
-        elif watch is not None and watch.complete:
+        if watch is not None and watch.complete:
             forms = {name: form for name, form in watched_gradients(values, watch).items() if name in private}
         else:
             forms = whole_gradients(values, private)
-        total = self.clip(forms, mask, bound)
-        zeros = {name: torch.zeros_like(parameter) for name, parameter in private.items()}
-        gradients = {**zeros, **total.gradients, **plain}
+        total = self.clip(forms, mask, bound, subject)
+        unreached = {n: torch.zeros_like(p) for n, p in private.items() if n not in total.gradients}
+        gradients = {**unreached, **total.gradients, **plain}
         return ClippedSum({name: gradients[name] for name in parameters}, total.below, total.bound)
 
-    def clip(self, forms: Mapping[str, Form], mask: Tensor, bound: Tensor) -> ClippedSum:
+    def clip(self, forms: Mapping[str, Form], mask: Tensor, bound: Tensor, subject: Tensor | None = None) -> ClippedSum:
         """The sum of clipped gradients over real rows; a pure function of tensors."""
+        if self.unit == "subject":
+            if subject is None:
+                raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
+            forms, mask = by_subject(forms, subject, mask)
         norms = squared_norms(forms).sqrt()
         bound = self.clipping.bound(bound, norms, mask)
         factors = clip_factors(norms, bound, mask)
@@ -135,26 +143,40 @@ class DPSGD:
         """Standard normal noise for each private parameter, and under the empty name for the count."""
         shapes = {name: parameter.shape for name, parameter in parameters.items() if self.is_private(name)}
         device = next(iter(parameters.values())).device
-        flat = randomness.normal(1 + sum(map(math.prod, shapes.values())), moment, device)
-        parts = torch.split(flat, [1, *map(math.prod, shapes.values())])
-        return {
-            "": parts[0][0],
-            **{name: part.reshape(shapes[name]) for name, part in zip(shapes, parts[1:], strict=True)},
-        }
+        return divided(randomness.normal(1 + sum(map(math.prod, shapes.values())), moment, device), shapes)
 
-    def release(self, total: ClippedSum, noise: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """The gradients that the optimiser may see, and the bound for the next step; a pure function of tensors."""
+    @property
+    def scale(self) -> Scale:
+        """What its sums are noised with and divided by."""
+        return Scale(self.gradient_noise, self.count_noise, self.expected)
+
+    def release(
+        self, total: ClippedSum, noise: Mapping[str, Tensor], scale: Scale | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradients that the optimiser may see, and the bound for the next step; a pure function of tensors.
+
+        ``scale`` stands in for the mechanism's own, where the silos of one batched program differ in nothing else.
+        """
+        scale = scale or self.scale
         gradients = {}
         for name, gradient in total.gradients.items():
             if name in noise:  # in the noise's own precision
                 dtype = noise[name].dtype
-                scale = (self.gradient_noise * total.bound).to(dtype)
-                noisy = torch.addcmul(gradient.to(dtype), noise[name], scale).div_(self.expected)
+                width = (scale.gradient * total.bound).to(dtype)
+                noisy = torch.addcmul(gradient.to(dtype), noise[name], width).div_(scale.expected)
                 gradients[name] = noisy.to(gradient.dtype)
             else:
-                gradients[name] = gradient / self.expected
-        below = (total.below + self.count_noise * noise[""]) / self.expected + 0.5
+                gradients[name] = gradient / scale.expected
+        below = (total.below + scale.count * noise[""]) / scale.expected + 0.5
         return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
+
+
+def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Numbers in the last dimension as views of these shapes, and the one that is left under the empty name."""
+    parts = torch.split(flat, [*map(math.prod, shapes.values()), 1], dim=-1)
+    leading = flat.shape[:-1]
+    views = {n: part.reshape(*leading, *shape) for (n, shape), part in zip(shapes.items(), parts[:-1], strict=True)}
+    return {**views, "": parts[-1].squeeze(-1)}
 
 
 def _plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

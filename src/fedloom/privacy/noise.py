@@ -46,6 +46,10 @@ class Randomness(Protocol):
         """Numbers in (0, 1), float64."""
         ...
 
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Numbers in (0, 1) for several steps of one silo, shape (steps, count), float64."""
+        ...
+
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Standard normal numbers."""
         ...
@@ -53,7 +57,11 @@ class Randomness(Protocol):
 
 @dataclass(frozen=True)
 class StreamNoise:
-    """The experiment's named streams: the same numbers on every device, whatever engine asks. Simulation only."""
+    """A function of the experiment's seed and the moment, whatever engine asks. Simulation only.
+
+    Coins come from the named streams, the same on every device. Noise is too much for those: it comes from the own
+    generator of the device that asks, which the moment seeds.
+    """
 
     streams: Streams
 
@@ -65,24 +73,43 @@ class StreamNoise:
     def uniform(self, count: int, moment: Moment) -> Tensor:
         """One number per record."""
         purpose = moment.stream(COINS)
-        return self.streams.uniform(purpose, count, silo=moment.silo, round=moment.round, step=moment.step)
+        return coins(self.streams, count, silo=moment.silo, round=moment.round, step=moment.step, purpose=purpose)
+
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Those of each step, drawn at once."""
+        return coins(self.streams, count, silo=silo, round=round, step=steps)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32."""
-        where = {"silo": moment.silo, "round": moment.round, "step": moment.step}
-        return self.streams.normal(moment.stream(NOISE), 1, count, **where, device=device)[0]
+        return self.fill(torch.empty(count, device=device), moment)
+
+    def fill(self, numbers: Tensor, moment: Moment) -> Tensor:
+        """Standard normal numbers, in place."""
+        name = f"{moment.silo}/{moment.round}/{moment.step}/{moment.use}"
+        return numbers.normal_(generator=self.generator(name, numbers.device))
+
+    def generator(self, name: str, device: torch.device | str) -> torch.Generator:
+        """The device's own generator, seeded for this name."""
+        high, low = self.streams.key(f"{NOISE}/{name}")
+        return torch.Generator(device).manual_seed(high << 31 ^ low)
 
 
-@dataclass(frozen=True)
-class DeviceNoise(StreamNoise):
-    """The same coins, but noise from the device's own generator: quick, and another on each kind of device."""
+def coins(
+    streams: Streams,
+    count: int,
+    *,
+    silo: int | Tensor,
+    round: int,
+    step: int | Tensor,
+    purpose: str = COINS,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Float64 numbers in (0, 1), shape (..., count); tensors in ``silo`` and ``step`` add leading dimensions.
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
-        """Float32, from a generator that the moment seeds."""
-        purpose = moment.stream(NOISE)
-        high, low, _, _ = self.streams.words(purpose, 1, silo=moment.silo, round=moment.round, step=moment.step)
-        generator = torch.Generator(device).manual_seed(int(((high >> 1) << 31 | (low >> 1)).item()))
-        return torch.randn(count, generator=generator, device=device)
+    Four to a counter, because there is one for every record in every step.
+    """
+    words = streams.words(purpose, math.ceil(count / 4), silo=silo, round=round, step=step, device=device)
+    return (torch.stack(words, dim=-1).flatten(-2)[..., :count].to(torch.float64) + 0.5) / 2.0**32
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,10 @@ class SecureNoise:
     def uniform(self, count: int, moment: Moment) -> Tensor:  # noqa: ARG002 - no moment determines it
         """From 64 bits each."""
         return torch.from_numpy(_secure_uniform(count))
+
+    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:  # noqa: ARG002
+        """From 64 bits each."""
+        return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:  # noqa: ARG002
         """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""

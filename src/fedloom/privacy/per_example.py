@@ -21,6 +21,7 @@ from fedloom.errors import ConfigError, FedloomError
 
 # Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
 ROUNDING = 4e-6
+NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +32,16 @@ class Whole:
 
     def squared_norms(self) -> Tensor:
         """(examples,)."""
-        return self.gradient.flatten(1).square().sum(dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self.gradient.flatten(1), dim=1)
+        return norms.square()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
         return torch.einsum("b,b...->...", factors, _only(factors, self.gradient))
+
+    def written_out(self) -> Whole:
+        """Itself."""
+        return self
 
     def __add__(self, other: Form) -> Whole:
         assert isinstance(other, Whole), "a parameter has one form"
@@ -54,9 +60,11 @@ class Outer:
         """(examples,), the cheapest of three ways."""
         places, p, q = self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
         if places == 1:
-            return self.left.square().sum(dim=(1, 2)) * self.right.square().sum(dim=(1, 2))
+            left, right = (torch.linalg.vector_norm(each, dim=(1, 2)) for each in (self.left, self.right))
+            norms: Tensor = left * right
+            return norms.square()
         if places * (p + q) > p * q:
-            return torch.einsum("bip,biq->bpq", self.left, self.right).square().sum(dim=(1, 2))
+            return self.written_out().squared_norms()
         left, right = self.left @ self.left.mT, self.right @ self.right.mT
         size = (self.left.square().sum(dim=2) * self.right.square().sum(dim=2)).sqrt().sum(dim=1)
         return (left * right).sum(dim=(1, 2)).clamp_min(0.0) + ROUNDING * size.square()
@@ -65,6 +73,11 @@ class Outer:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
         left = factors[:, None, None] * _only(factors, self.left)
         return (left.flatten(0, 1).mT @ _only(factors, self.right).flatten(0, 1)).reshape(self.shape)
+
+    def written_out(self) -> Whole:
+        """The same gradients, as large as they are."""
+        products = torch.einsum("bip,biq->bpq", self.left, self.right)
+        return Whole(products.reshape(-1, *self.shape))
 
     def __add__(self, other: Form) -> Outer:
         assert isinstance(other, Outer), "a parameter has one form"
@@ -86,7 +99,8 @@ def squared_norms(forms: Mapping[str, Form]) -> Tensor:
 
 def _linear(layer: nn.Linear, x: Tensor, gradient: Tensor) -> dict[str, Form]:
     left, right = gradient.reshape(len(x), -1, layer.out_features), x.reshape(len(x), -1, layer.in_features)
-    return {"weight": Outer(left, right, layer.weight.shape), "bias": Whole(left.sum(dim=1))}
+    bias = left.squeeze(1) if left.shape[1] == 1 else left.sum(dim=1)
+    return {"weight": Outer(left, right, layer.weight.shape), "bias": Whole(bias)}
 
 
 def _conv(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
@@ -172,7 +186,7 @@ class Watch:
             if not torch.is_grad_enabled():  # a constant of this loss
                 return output
             if self._taps is not None:
-                output = output + self._taps[len(self.calls)]
+                output = output + self._taps[len(self.calls)].to(output.dtype)
             self.calls.append(Call(name, layer, inputs[0], output))
             return output
 
@@ -192,14 +206,19 @@ class Watch:
         return forms
 
 
-def watched_gradients(values: Tensor, watch: Watch, *, retain_graph: bool = False) -> dict[str, Form]:
-    """The factored gradients of per-example losses whose computation was watched."""
+def require_rows_of_examples(watch: Watch, examples: int) -> None:
+    """Refuse a layer that saw more or fewer rows than there are examples."""
     for call in watch.calls:
-        if len(call.x) != len(values):
+        if len(call.x) != examples:
             raise ConfigError(
-                f"layer '{call.name}' saw {len(call.x)} rows for {len(values)} examples: "
+                f"layer '{call.name}' saw {len(call.x)} rows for {examples} examples: "
                 "under DP-SGD each row of a layer must belong to one example"
             )
+
+
+def watched_gradients(values: Tensor, watch: Watch, *, retain_graph: bool = False) -> dict[str, Form]:
+    """The factored gradients of per-example losses whose computation was watched."""
+    require_rows_of_examples(watch, len(values))
     outputs = [call.output for call in watch.calls]
     gradients = torch.autograd.grad(
         values.sum(), outputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
@@ -240,18 +259,23 @@ def whole_gradients(values: Tensor, parameters: Mapping[str, Tensor]) -> dict[st
         materialize_grads=True,
     )
     if any(row.isnan().any() for row in rows):
-        raise FedloomError("a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate")
+        raise FedloomError(NOT_A_NUMBER)
     return {name: Whole(row) for name, row in zip(parameters, rows, strict=True)}
 
 
-def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> dict[str, Form]:
-    """Sum written-out gradients over the real rows of each subject; ``subject`` numbers them within the batch."""
+def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tuple[dict[str, Form], Tensor]:
+    """Gradients summed over the real rows of each subject, and which rows stand for one.
+
+    A subject has its sum in the row of its first record; the other rows do not count.
+    """
+    real = mask > 0
+    own = (subject.unsqueeze(1) == subject) & real
+    first = own.to(torch.int32).argmax(dim=1)
     summed: dict[str, Form] = {}
     for name, form in forms.items():
-        assert isinstance(form, Whole), "sums over a subject need gradients that are written out"
-        rows = _only(mask, form.gradient)
-        summed[name] = Whole(torch.zeros_like(rows).index_add(0, subject, rows))
-    return summed
+        rows = _only(mask, form.written_out().gradient)
+        summed[name] = Whole(torch.zeros_like(rows).index_add(0, first, rows))
+    return summed, mask * (first == torch.arange(len(subject), device=subject.device))
 
 
 def require_separate_examples(losses: Callable[[Tensor], Tensor], x: Tensor, objective: str, instead: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from torch import Tensor
@@ -26,6 +26,7 @@ from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
 from fedloom.privacy.releases import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
+from fedloom.privacy.trust import Local, Trust
 
 UPDATE = "update"  # what a silo sends of its blocks at the end of a round: all its noisy steps
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
@@ -37,11 +38,6 @@ CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
 
 def check_settings(settings: PrivacyConfig) -> None:
     """What can be told of the settings before any silo is met."""
-    if settings.trust == "distributed":
-        raise ConfigError(
-            "privacy.trust = 'distributed' needs a method that sends one clipped sum per query, and none is built yet; "
-            "use 'local'"
-        )
     for silo, epsilon in settings.budgets.items():
         if not epsilon > 0:
             raise ConfigError(f"privacy.budgets.{silo} = {epsilon:g} must be greater than 0")
@@ -102,6 +98,8 @@ class SiloPlan:
     batch_size: int
     settings: PrivacyConfig
     releases: tuple[PlannedRelease, ...] = ()  # beside the update
+    trust: Trust = field(default_factory=Local)
+    partners: tuple[SiloPlan, ...] = ()  # those whose noise is its own: it must suffice for the strictest of them
 
     @cached_property
     def rate(self) -> float:
@@ -139,7 +137,8 @@ class SiloPlan:
             settings.noise_multiplier,
             beside,
         )
-        return dict(zip(self.rounds, noises, strict=True))
+        own = dict(zip(self.rounds, noises, strict=True))
+        return {r: max([noise, *(partner.noise[r] for partner in self.partners)]) for r, noise in own.items()}
 
     @property
     def _guarded(self) -> list[PlannedRelease]:
@@ -158,10 +157,11 @@ class SiloPlan:
                 "for its training; together they must stay below 1"
             )
         whole = 1.0 if self.steps else total
-        return {
+        own = {
             release.name: whole_noise(self.granted) * math.sqrt(len(release.rounds) * whole / release.share)
             for release in self._guarded
         }
+        return {n: max([noise, *(partner.release_noise[n] for partner in self.partners)]) for n, noise in own.items()}
 
     def mechanism(self, round: int) -> DPSGD:
         """DP-SGD as it is in a round; in one that is not planned it is only tried, and nothing of that is kept."""
@@ -190,4 +190,5 @@ class SiloPlan:
             clipping=CLIPPINGS[settings.clipping](settings.clip),
             unit=settings.unit,
             blocks=settings.blocks,
+            trust=self.trust,
         )

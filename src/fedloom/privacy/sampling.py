@@ -14,10 +14,10 @@ from fedloom.privacy.noise import Moment, Randomness
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Rows for one fixed-shape pass; where ``mask`` is 0 the row is padding."""
+    """Rows for one pass; where ``mask`` is 0 the row is padding."""
 
-    index: Tensor  # (capacity,) int64
-    mask: Tensor  # (capacity,) float32
+    index: Tensor  # (rows,) int64
+    mask: Tensor  # (rows,) float32
 
 
 def sampling_rate(batch_size: int, units: int, silo: str) -> float:
@@ -30,10 +30,18 @@ def sampling_rate(batch_size: int, units: int, silo: str) -> float:
     return batch_size / units
 
 
-def capacity(units: int, rate: float) -> int:
-    """Rows that one pass offers: the expected batch and four standard deviations, in whole multiples of 8."""
-    wanted = units * rate + 4 * math.sqrt(units * rate * (1 - rate))
-    return min(units, 8 * math.ceil(wanted / 8))
+def capacity(sizes: Tensor, rate: float) -> int:
+    """Rows that one pass offers, given each unit's number of records: room for the largest unit, and for the expected
+    batch with four standard deviations, in whole multiples of 8 but never more than there are records.
+    """
+    deviation = math.sqrt(rate * (1 - rate) * float(sizes.square().sum()))
+    wanted = max(float(sizes.max()), rate * float(sizes.sum()) + 4 * deviation)
+    return min(int(sizes.sum()), in_eights(wanted))
+
+
+def in_eights(rows: float) -> int:
+    """The next whole multiple of 8, at least 8."""
+    return 8 * max(1, math.ceil(rows / 8))
 
 
 def poisson_sample(randomness: Randomness, units: int, rate: float, moment: Moment) -> Tensor:
@@ -42,27 +50,27 @@ def poisson_sample(randomness: Randomness, units: int, rate: float, moment: Mome
 
 
 def passes(chosen: Tensor, rows: int) -> list[Pass]:
-    """All chosen records in as many passes as they need, at least one."""
-    return [_padded(part, rows) for part in torch.split(chosen, rows)]
+    """All chosen records in as many passes of at most ``rows`` as they need, at least one."""
+    return [_padded(part) for part in torch.split(chosen, rows)]
 
 
 def subject_passes(chosen: Tensor, subject: Tensor, rows: int) -> list[Pass]:
-    """All records of the chosen subjects; a subject's records share one pass, which its size may have to widen.
+    """All records of the chosen subjects in passes of at most ``rows``; a subject's records share one pass.
 
     ``subject`` holds for each record the number of its subject, and ``chosen`` the numbers of the subjects.
     """
-    owned = [torch.nonzero(subject == number).flatten() for number in chosen.tolist()]
-    rows = max([rows, *map(len, owned)])
     parts, part = [], torch.empty(0, dtype=torch.int64)
-    for records in owned:
+    for number in chosen.tolist():
+        records = torch.nonzero(subject == number).flatten()
         if len(part) + len(records) > rows:
             parts.append(part)
             part = part[:0]
         part = torch.cat((part, records))
-    return [_padded(each, rows) for each in (*parts, part)]
+    return [_padded(each) for each in (*parts, part)]
 
 
-def _padded(index: Tensor, rows: int) -> Pass:
-    padding = rows - len(index)
+def _padded(index: Tensor) -> Pass:
+    """Multiples of 8 rows: where shapes need not be fixed, more would only cost time."""
+    padding = in_eights(len(index)) - len(index)
     mask = torch.cat((torch.ones(len(index)), torch.zeros(padding)))
     return Pass(torch.cat((index, index.new_zeros(padding))), mask)

@@ -11,7 +11,7 @@ from typing import Any
 from fedloom.config import PrivacyConfig
 from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.ledger import Account, Ledger, told
-from fedloom.privacy.trust import Local
+from fedloom.privacy.trust import Distributed, Local
 
 NONE = "no DP guarantee"
 NOT_COVERED = (
@@ -56,7 +56,7 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
         "mechanism": f"dp-sgd, {bound}" + (f" {settings.clip:g}" if settings.clipping == "fixed" else ""),
         "unit": unit,
         "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s is declared public{several}",
-        "trust": f"{settings.trust}: {Local().sentence}",
+        "trust": f"{settings.trust}: {_trust(settings, len(accounts))}",
         "accountant": settings.accountant,
         "not covered": NOT_COVERED,
     }
@@ -68,6 +68,13 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     elif not spent:
         guarantee = "differential privacy is planned, and nothing has been spent yet"
     return PrivacySummary(guarantee, parts, accounts)
+
+
+def _trust(settings: PrivacyConfig, silos: int) -> str:
+    """Whom one must trust; how many silos share the noise is known once they are enrolled."""
+    if settings.trust == "local":
+        return Local().sentence
+    return Distributed(silos, settings.tolerated).sentence if silos else "silos will share the noise"
 
 
 def _read(path: Path) -> tuple[tuple[Account, ...], str]:

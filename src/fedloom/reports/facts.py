@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedloom.errors import FedloomError
@@ -14,6 +14,7 @@ from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.privacy.summary import summarise
+from fedloom.reports.audits import AuditFacts, read_audit
 from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -104,6 +105,8 @@ class RunFacts:
     reproduce: str
     no_records: str  # why its records are out of reach; empty where they are not
     problems: tuple[str, ...]  # what of the folder could not be read
+    audit: AuditFacts = field(default_factory=AuditFacts)
+    not_for_release: str = ""
 
 
 def facts_of(subject: Subject, label: str) -> RunFacts:
@@ -126,7 +129,14 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
             return {}
         return _two_levels(found) if isinstance(found, dict) else {}
 
-    config, method = folder.config, _method(subject)
+    def audit() -> AuditFacts:
+        try:
+            return read_audit(folder.path / "audit.json")
+        except UNREADABLE as error:
+            problems.append(f"audit.json cannot be read ({type(error).__name__})")
+            return AuditFacts()
+
+    config, method, attacked = folder.config, _method(subject), audit()
     privacy = _privacy(folder, problems)
     egress = rows("egress.jsonl")
     later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
@@ -159,6 +169,8 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         reproduce=shlex.join(["fedloom", "run", str(folder.path / "run.toml"), "--out", f"{folder.path}-again"]),
         no_records=subject.no_records,
         problems=tuple(problems),
+        audit=attacked,
+        not_for_release=folder.not_for_release,
     )
 
 

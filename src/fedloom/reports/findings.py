@@ -139,6 +139,16 @@ def _silent_silos(facts: RunFacts) -> Iterator[str]:
         yield f"Some silos never took part, so nothing was learned from them: {', '.join(silent[:5])}{more}."
 
 
+def _refuted(facts: RunFacts) -> Iterator[str]:
+    if facts.audit.refuted:
+        yield f"The claim of privacy is refuted by an attack: {'; '.join(facts.audit.sentences[:1])}."
+
+
+def _not_for_release(facts: RunFacts) -> Iterator[str]:
+    if facts.not_for_release:
+        yield f"{facts.not_for_release.capitalize()}."
+
+
 def _unreadable(facts: RunFacts) -> Iterator[str]:
     yield from (f"A file of the run is damaged: {problem}." for problem in facts.problems)
 
@@ -153,5 +163,7 @@ RULES: dict[str, Callable[[RunFacts], Iterator[str]]] = {
     "too-few-samples": _few_samples,
     "not-finite": _not_finite,
     "silent-silos": _silent_silos,
+    "refuted": _refuted,
+    "not-for-release": _not_for_release,
     "damaged": _unreadable,
 }

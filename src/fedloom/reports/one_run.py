@@ -33,7 +33,7 @@ MOST_LINES = 24  # in one chart
 MOST_BOXES = 12  # on a side of the sharing diagram
 MOST_COLUMNS = 8  # groups beside each other in a table of metrics
 SILO = "/silo="
-BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours"}
+BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours", "outliers"}
 SMALL_PANELS = {"prior-swap", "pathways"}
 
 
@@ -55,6 +55,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
         add(name, panel.title, _panel(name, panel))
     add("egress", "What left each silo", _egress(facts))
     add("privacy", "Privacy", _privacy(facts))
+    add("audit", "Attacks", _audit(facts))
     add("reproduce", "Reproduce", _reproduce(facts))
     add("environment", "Environment", table(("", ""), [(text(k), text(v)) for k, v in facts.environment.items()]))
     add("configuration", "Configuration", f"<pre>{text(tomli_w.dumps(facts.config))}</pre>")
@@ -308,6 +309,23 @@ def _privacy(facts: RunFacts) -> str:
     ]
     spent = table(("silo", "epsilon spent", "granted", "delta"), rows, right=(1, 2, 3)) if rows else ""
     return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
+
+
+def _audit(facts: RunFacts) -> str:
+    """What ``fedloom audit`` found; nothing where it has not looked."""
+    audit = facts.audit
+    if not audit.sentences:
+        return ""
+    sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in audit.sentences)
+    found = f"<p>An attack that fails is no evidence of privacy.</p><ul>{sentences}</ul>"
+    if audit.membership:
+        headers = ("generator", "membership by", "area", "found at 0.1 % false alarms", "at 1 % false alarms")
+        found += table(headers, [tuple(map(text, row)) for row in audit.membership], right=(2, 3, 4))
+    if audit.outliers:
+        kinds = ("outliers", "outliers never trained on", "typical records", "held-out records")
+        rows = [tuple(map(text, row)) for row in audit.outliers]
+        found += table(("generator", "recognisably", *kinds), rows, right=(2, 3, 4, 5))
+    return found
 
 
 def _epsilon(value: float | None) -> str:

@@ -15,7 +15,7 @@ from fedloom.methods.generator import Generator
 from fedloom.models.vae import VAE
 from fedloom.reports.charts import Series, scatter
 from fedloom.reports.facts import Subject
-from fedloom.reports.pictures import grid
+from fedloom.reports.pictures import grid, picture_of
 from fedloom.sharing.plan import Scope
 from fedloom.streams import Streams
 
@@ -282,6 +282,14 @@ def nearest_neighbours(subject: Subject) -> Drawn:
     return figures, numbers
 
 
+def exposed_outliers(subject: Subject) -> Drawn:
+    """The pictures that an audit left."""
+    files = sorted((subject.run.folder.path / "audit").glob("outliers-*.png"))
+    if not files:
+        raise NotShownError("")
+    return [Figure(file.stem.removeprefix("outliers-"), picture_of(file)) for file in files[:MOST_GROUPS]], {}
+
+
 def _nearest(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     found = torch.cdist(x.flatten(1), y.flatten(1)).min(dim=1)
     return found.values, found.indices
@@ -318,5 +326,11 @@ PANELS: dict[str, tuple[str, str, Callable[[Subject], Drawn]]] = {
         "Upper rows: the samples that lie nearest to a training image, by pixels. Lower rows: that training image. "
         "Near-identical pairs mean copying. Training images are shown because this run is a simulation.",
         nearest_neighbours,
+    ),
+    "outliers": (
+        "Outliers",
+        "Upper rows: outliers that were put among the training records. Middle rows: the closest output of the "
+        "generator that a search found. Lower rows: the typical training record nearest to that output.",
+        exposed_outliers,
     ),
 }

@@ -62,7 +62,7 @@ def samples_of(run: Path, groups: tuple[str, ...], budget: int) -> Samples:
     for number in rounds:
         for file in sorted(folders[number].glob("*.png")):
             try:
-                films.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = _picture(file)
+                films.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = picture_of(file)
             except BROKEN_IMAGE:
                 broken.append(f"samples/{folders[number].name}/{file.name}")
     while len(rounds) > 1 and _size(films) > budget:
@@ -86,7 +86,8 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "_", name)
 
 
-def _picture(file: Path) -> str:
+def picture_of(file: Path) -> str:
+    """A PNG file as a picture."""
     with Image.open(file, formats=("PNG",)) as image:
         if image.width * image.height > MOST_PIXELS:
             raise ValueError("too many pixels")

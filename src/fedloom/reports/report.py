@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import fedloom
-from fedloom.config import DataConfig
+from fedloom.config import AuditConfig, DataConfig
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.building import build_federation
+from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.reports.facts import ReportedRun, facts_of, subject_of
 from fedloom.reports.findings import findings
@@ -48,11 +49,11 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
 
 def stories_of(runs: Sequence[ReportedRun]) -> list[Story]:
     """Read all runs; those that describe the same data share them."""
-    federations: dict[tuple[DataConfig, int], Federation | str] = {}
+    federations: dict[tuple[DataConfig, AuditConfig, int], Federation | str] = {}
     stories = []
     for run, label in zip(runs, _labels(runs), strict=True):
         config = run.folder.config
-        key = (config.data, config.seed)
+        key = (config.data, config.audit, config.seed)
         if key not in federations:
             federations[key] = _federation(*key)
         subject = subject_of(run, federations[key])
@@ -62,9 +63,9 @@ def stories_of(runs: Sequence[ReportedRun]) -> list[Story]:
     return stories
 
 
-def _federation(data: DataConfig, seed: int) -> Federation | str:
+def _federation(data: DataConfig, audit: AuditConfig, seed: int) -> Federation | str:
     try:
-        return build_federation(data, Streams(seed))
+        return with_canaries(build_federation(data, Streams(seed)), audit, Streams(seed))
     except FedloomError as error:
         return str(error)
 

@@ -1,4 +1,4 @@
-"""The run folder: run.toml, environment.json, status.json, logs (*.jsonl), ledger.sqlite, checkpoints/, samples/."""
+"""The run folder: run.toml, *.json, logs (*.jsonl), ledger.sqlite, checkpoints/, samples/, audit/."""
 
 from __future__ import annotations
 
@@ -73,6 +73,32 @@ class RunFolder:
     def ledger(self) -> Path:
         """Where a simulated run under DP-SGD keeps account of what it spent."""
         return self.path / "ledger.sqlite"
+
+    @property
+    def not_for_release(self) -> str:
+        """Why its models may not be handed on; empty where nothing stands against it."""
+        canaries = self.config.audit.canaries
+        return f"not for release: {canaries} canaries were put among its training records by coins" if canaries else ""
+
+    def keep_coins(self, coins: Mapping[str, list[bool]]) -> None:
+        """Write down, before training, which canaries of each silo went into its training records."""
+        path = self.path / "canaries.json"
+        if coins and not path.exists():
+            write_atomically(path, json.dumps({"included": coins}).encode())
+
+    def record_audit(self, found: Mapping[str, Any]) -> None:
+        """Keep what ``fedloom audit`` found last."""
+        write_atomically(self.path / "audit.json", json.dumps(found, indent=1).encode())
+
+    @property
+    def audit(self) -> dict[str, Any]:
+        """What ``fedloom audit`` found last; empty where it has not looked."""
+        path = self.path / "audit.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except ValueError as error:
+            raise RunFolderError(f"{path} is damaged ({error})") from error
+        return found
 
     @property
     def rounds_done(self) -> int:

@@ -10,15 +10,17 @@ import torch
 from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
-Weighting = Literal["size", "equal-groups"]
+Weighting = Literal["size", "equal-groups", "equal"]
 
 
 def weight_of(update: Update, key: BlockKey, scope: Scope, weighting: Weighting, totals: dict[str, float]) -> float:
     """How much one silo's copy counts before normalisation.
 
-    By size: the number of records behind the copy. With equal groups: a GLOBAL copy counts by its silo's share of
-    each group's participating records, so that every group present weighs the same.
+    By size: the number of records behind the copy. Equal: every silo the same. With equal groups: a GLOBAL copy counts
+    by its silo's share of each group's participating records, so that every group present weighs the same.
     """
+    if weighting == "equal":
+        return 1.0
     if scope is Scope.GLOBAL and weighting == "equal-groups":
         return sum(n / totals[group] for group, n in update.weights.items() if group != "all")
     return update.weights[key.owner if scope is Scope.GROUP else "all"]
@@ -48,3 +50,18 @@ def merge(updates: Sequence[Update], plan: SharingPlan, weighting: Weighting) ->
         key: {name: (total / weights[key]).to(dtypes[key][name]) for name, total in tensors.items()}
         for key, tensors in sums.items()
     }
+
+
+def aggregate(updates: Sequence[Update], plan: SharingPlan) -> Update:
+    """What secure aggregation shows of them: the plain mean of each block, the sum of each payload, nobody's own."""
+    payloads: dict[str, Tensors] = {}
+    weights: dict[str, float] = {}
+    for update in updates:
+        for payload, tensors in update.payloads.items():
+            total = payloads.setdefault(payload, {})
+            for name, tensor in tensors.items():
+                total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor
+        for owner, count in update.weights.items():
+            weights[owner] = weights.get(owner, 0.0) + count
+    sums = {p: {name: tensor.to(torch.float32) for name, tensor in part.items()} for p, part in payloads.items()}
+    return Update("all", updates[0].round, merge(updates, plan, "equal"), weights, sums)

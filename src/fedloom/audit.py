@@ -1,0 +1,87 @@
+"""The audit of a run: attacks on what it released, beside what its ledger claims, kept in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedloom.errors import ConfigError, unknown
+from fedloom.evaluation.auditing import ATTACKS, Audit, Claim, Effort, Pictures
+from fedloom.experiment import Run, file_name
+from fedloom.federation.records import Federation
+from fedloom.privacy.ledger import read_accounts
+from fedloom.privacy.summary import summarise
+from fedloom.runs.files import explained
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.images import save_grid
+
+SCHEMA = 1
+
+
+def audit_run(
+    run: Run,
+    *,
+    attacks: Sequence[str] = (),
+    effort: Effort | None = None,
+    round_number: int | None = None,
+    device: str = "cpu",
+    federation: Federation | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Attack a checkpoint and write what is found to audit.json and audit/; ``progress`` hears of each attack.
+
+    All attacks unless some are named. ``federation`` is needed where the run was given one in memory.
+    """
+    for name in attacks:
+        if name not in ATTACKS:
+            raise ConfigError("--attack: " + unknown("attack", name, ATTACKS))
+    if "canaries" in attacks and not run.config.audit.canaries:
+        raise ConfigError("--attack canaries needs a run with canaries; train one with audit.canaries greater than 0")
+    if "outliers" in attacks and not run.config.data.outliers.source:
+        raise ConfigError("--attack outliers needs a run with outliers; train one with data.outliers.source")
+    folder = run.folder
+    _, evaluation = run.evaluation(round_number=round_number, device=device, federation=federation)
+    audit = Audit(evaluation, claims_of(folder), effort or Effort())
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "round": folder.rounds_done if round_number is None else round_number,
+        "claimed": summarise(run.config.privacy, folder.ledger).guarantee,
+        "confidence": audit.effort.confidence,
+        "refuted": False,
+        "sentences": [],
+        "attacks": {},
+    }
+    for name in attacks or ATTACKS:
+        if progress is not None:
+            progress(name)
+        findings = ATTACKS[name](audit)
+        found["attacks"][name] = findings.values
+        found["sentences"] += findings.sentences
+        _save(folder, findings.pictures)
+    found["refuted"] = bool((found["attacks"].get("canaries") or {}).get("refuted"))
+    folder.record_audit(found)
+    return found
+
+
+def claims_of(folder: RunFolder) -> dict[str, Claim]:
+    """What was spent on each silo's data, of those whose ledger claims an epsilon at all."""
+    if not folder.ledger.is_file():
+        return {}
+    return {
+        account.silo: Claim(account.spent, account.budget.delta)
+        for account in read_accounts(folder.ledger)
+        if account.spent < float("inf")
+    }
+
+
+def _save(folder: RunFolder, pictures: Mapping[str, Pictures]) -> None:
+    """Three rows for each generator: outliers, what it makes of them, and the typical record nearest to that."""
+    for name, rows in pictures.items():
+        images = torch.cat([rows.outliers, rows.outputs, rows.typical])
+        if images.dim() == 4 and images.shape[1] in (1, 3):
+            path = folder.path / "audit" / f"outliers-{file_name(name)}.png"
+            with explained(path):
+                path.parent.mkdir(exist_ok=True)
+            save_grid(images, path, columns=len(rows.outliers))

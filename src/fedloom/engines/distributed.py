@@ -1,0 +1,64 @@
+"""Distributed noise: where only the sum over all silos is ever seen, each need add but a share of the noise.
+
+That needs secure aggregation, which is simulated here: the server is shown one update, the sum. What else a silo's
+records touch must then never be seen at all, so little qualifies, and what does not is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fedloom.config import Config
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Federation
+from fedloom.methods.base import Method, Phase
+from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.trust import Distributed
+from fedloom.sharing.plan import Scope
+
+
+def shared_noise(
+    config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]
+) -> tuple[SiloPlan, ...]:
+    """The plans with noise that suffices for the strictest silo, of which each silo adds its share."""
+    problem = next(_problems(config, federation, method, plans), "")
+    if problem:
+        raise ConfigError(f"privacy.trust = 'distributed' is for one clipped sum in a round, but {problem}")
+    trust = Distributed(len(federation), config.privacy.tolerated)
+    return tuple(replace(plan, trust=trust, partners=tuple(plans)) for plan in plans)
+
+
+def _problems(config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]) -> Iterator[str]:
+    """Why the server would see more than sums, or silos would need more noise than others add for them."""
+    if any(len(plan.rounds) < config.rounds for plan in plans):
+        yield f"silos are absent from some rounds (participation.rate = {config.participation.rate:g}); it must be 1"
+    if method.phases and method.releases:
+        yield f"method '{method.name}' both trains and sends payload '{method.releases[0].name}'"
+    for release in method.releases:
+        if release.statistic.problem:
+            yield f"payload '{release.name}' is no such sum: {release.statistic.problem}"
+    if len(method.phases) > 1:
+        yield f"method '{method.name}' has {len(method.phases)} phases"
+    for phase in method.phases:
+        yield from _problems_of(phase, config, federation, method, plans)
+
+
+def _problems_of(
+    phase: Phase, config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]
+) -> Iterator[str]:
+    steps = max(plan.steps for plan in plans)
+    if steps != 1:
+        yield f"a silo takes {steps} steps in a round; set local.steps = 1"
+    if phase.optimizer.name != "sgd":
+        yield f"the steps of '{phase.optimizer.name}' are not proportional to the sum; set local.optimizer = 'sgd'"
+    for block in phase.trains:
+        if (scope := method.plan.blocks[block].scope) is not Scope.GLOBAL:
+            yield f"block '{block}', which is trained on records, has scope '{scope}', not 'global'"
+    if config.privacy.clipping != "fixed":
+        yield f"privacy.clipping = '{config.privacy.clipping}' makes each silo's bound another; set 'fixed'"
+    equal = config.sharing.weights == "equal" or (
+        config.sharing.weights == "size" and len({len(silo) for silo in federation.silos}) == 1
+    )
+    if not equal:
+        yield "silos weigh differently in the mean; set sharing.weights = 'equal'"

@@ -1,0 +1,103 @@
+"""The server's own look at every update: names, shapes, dtypes, finite values, and norms beside those of the others."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from fedloom.engines.base import site_of
+from fedloom.errors import FedloomError
+from fedloom.federation.records import Federation
+from fedloom.methods.base import Method
+from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
+
+ENOUGH = 3  # updates of a block, below which nobody can say whose norm is the odd one
+
+
+class RejectedError(FedloomError):
+    """An update that is not taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What each silo of a federation may send under a method."""
+
+    method: Method
+    federation: Federation
+
+    @cached_property
+    def _declared(self) -> dict[int, dict[BlockKey, Tensors]]:
+        return {}
+
+    def declared(self, silo: int) -> dict[BlockKey, Tensors]:
+        """All blocks of a silo's model, with the names, shapes and dtypes that they must have."""
+        if silo not in self._declared:
+            site = site_of(self.federation, silo)
+            self._declared[silo] = self.method.plan.split(self.method.build(site).state_dict(), site)
+        return self._declared[silo]
+
+    def passed(self, silo: int, update: Update, known: Mapping[BlockKey, Tensors], sha256: str) -> EgressRecord:
+        """Raise unless the update is all that the plan sends up and nothing else; say what came.
+
+        ``known`` are the server's own copies.
+        """
+        plan, site, declared = self.method.plan, site_of(self.federation, silo), self.declared(silo)
+        record = pass_egress(update, plan, site, declared)
+        for key, tensors in declared.items():
+            if not plan.blocks[key.block].up:
+                continue
+            sent = update.blocks.get(key, {})
+            for name, tensor in tensors.items():
+                if name not in sent:
+                    raise RejectedError(f"silo '{update.silo}' sent no tensor '{name}' of block '{key}'")
+                if sent[name].dtype != tensor.dtype:
+                    raise RejectedError(
+                        f"silo '{update.silo}' sent tensor '{name}' of block '{key}' as {sent[name].dtype}, not as "
+                        f"{tensor.dtype}"
+                    )
+        counts = update.weights.values()
+        if "all" not in update.weights or not all(math.isfinite(count) and count > 0 for count in counts):
+            raise RejectedError(f"silo '{update.silo}' says that it holds {dict(update.weights)} records")
+        check_update(update, known)
+        return replace(record, sha256=sha256)
+
+
+def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], factor: float) -> dict[str, str]:
+    """Silos whose copy of a block moved ``factor`` times as far as those of the others do, with the reason.
+
+    The move is measured from what was sent down; where nothing comes down it is the norm of the block itself. Fewer
+    than three copies cannot tell who is odd. A factor of 0 takes everything.
+    """
+    norms: dict[BlockKey | str, dict[str, float]] = {}
+    for update in updates:
+        for key, tensors in update.blocks.items():
+            place = key if key in known else key.block
+            norms.setdefault(place, {})[update.silo] = _norm(tensors, known.get(key, {}))
+    found: dict[str, str] = {}
+    for place, by_silo in norms.items():
+        for silo, norm in by_silo.items():
+            others = [other for name, other in by_silo.items() if name != silo]
+            usual = statistics.median(others) if len(by_silo) >= ENOUGH else 0.0
+            if factor and usual and norm > factor * usual:
+                found.setdefault(
+                    silo,
+                    f"silo '{silo}' sent an update of '{place}' with norm {norm:.3g}, more than {factor:g} times the "
+                    f"others' {usual:.3g}",
+                )
+    return found
+
+
+def _norm(tensors: Tensors, origin: Mapping[str, torch.Tensor]) -> float:
+    total = 0.0
+    for name, tensor in tensors.items():
+        move = tensor.to(torch.float64)
+        if name in origin:
+            move = move - origin[name].to(torch.float64)
+        total += float(move.square().sum())
+    return math.sqrt(total)

@@ -1,0 +1,218 @@
+"""The server's half of a federation whose silos are elsewhere: ask, wait no longer than is ruled, check, conclude."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fedloom.config import above, at_least
+from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, conclude, received_by, site_of
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
+from fedloom.engines.flower.wire import Answer, Question, Wire
+from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
+from fedloom.errors import FedloomError
+from fedloom.federation.rounds import RoundContext
+
+TICK = 0.5  # seconds between two looks at who is there
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRules:
+    """How long a round waits, for whom, and what it does without; times are in seconds."""
+
+    deadline: float = field(default=3600.0, metadata=above(0))  # after which a round goes on without those who lack
+    grace: float = field(default=180.0, metadata=at_least(0))  # for silos that are not there at all
+    minimum: int = field(default=1, metadata=at_least(1))  # updates, or as many as were drawn if those are fewer
+    extensions: int = field(default=3, metadata=at_least(0))  # further deadlines that a round waits for its minimum
+    attempts: int = field(default=3, metadata=at_least(1))  # how often a silo that fails is asked in a round
+    # What becomes of an update that comes after its round: nothing, or it stands for its silo in the round under way.
+    stragglers: Literal["drop", "use"] = "drop"
+    patience: float = field(default=10.0, metadata=at_least(1))  # deadlines after which a straggler is given up
+    norm_factor: float = field(default=5.0, metadata=at_least(0))  # times the others' norm that is too much; 0: never
+
+
+class ShortRoundError(FedloomError):
+    """Too few silos sent an update; the run can be resumed when more are there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened with one silo in one round, for the journal."""
+
+    round: int
+    silo: str
+    event: Literal["asked", "answered", "failed", "refused", "rejected", "late", "missing"]
+    reason: str = ""
+    seconds: float = 0.0  # since it was asked
+    bytes: int = 0  # that went down, or came up
+
+
+@dataclass
+class _Progress:
+    """A round under way."""
+
+    state: FederationState
+    context: RoundContext
+    on_silo: Callable[[Result], None]
+    start: float = field(default_factory=time.monotonic)
+    tries: dict[int, int] = field(default_factory=dict)  # how often each silo was asked
+    results: dict[int, Result] = field(default_factory=dict)
+    out: dict[int, str] = field(default_factory=dict)  # silos that will send nothing in this round, and why
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    @property
+    def awaited(self) -> list[int]:
+        return [silo for silo in self.context.participants if silo not in self.results and silo not in self.out]
+
+
+class FlowerEngine:
+    """An engine whose silos train where their records are.
+
+    ``run`` is the run's own name, under which silos keep what belongs to it; ``journal`` hears of every event.
+    """
+
+    def __init__(
+        self, trainer: Trainer, run: str, wire: Wire, rules: RoundRules, journal: Callable[[Event], None]
+    ) -> None:
+        self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
+        self._silos = [silo.name for silo in trainer.federation.silos]
+        self._inspection = Inspection(trainer.method, trainer.federation)
+        self._server = ReferenceEngine(trainer)  # where the server itself has something to learn
+        self._busy: dict[int, int] = {}  # silos that owe an answer, and the round that they were asked for
+
+    def describe(self) -> str:
+        """How many silos, and how long they have."""
+        return f"flower, {len(self._silos)} silos, at most {self._rules.deadline:g} s a round"
+
+    def choice(self) -> dict[str, Any]:
+        """Nothing that a resumed run would have to repeat."""
+        return {"name": "flower"}
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        self._wire.close()
+        self._server.close()
+
+    def round(
+        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+    ) -> tuple[FederationState, RoundReport]:
+        """One round, with the updates of those who sent a good one in time."""
+        progress = _Progress(state, context, on_silo)
+        while not self._over(progress):
+            self._ask(progress)
+            if answer := self._wire.answer(TICK):
+                self._take(answer, progress)
+        for silo in progress.awaited:
+            self._journal(Event(context.round, self._silos[silo], "missing", "the round went on without it"))
+        self._reject_outliers(progress)
+        self._require_minimum(progress)
+        results = list(progress.results.values())
+        present = replace(context, participants=tuple(sorted(progress.results)))
+        return conclude(self._trainer.method, state, present, results, self._trainer.streams, school=self._server)
+
+    def _over(self, progress: _Progress) -> bool:
+        """Whether there is nobody left to wait for, or no time."""
+        rules, seconds = self._rules, progress.seconds
+        waiting = [s for s in progress.awaited if s in self._busy or progress.tries.get(s, 0) < rules.attempts]
+        if not waiting:
+            return True
+        if len(progress.results) < self._minimum(progress):
+            return seconds > rules.deadline * (1 + rules.extensions)
+        if seconds > rules.deadline:
+            return True
+        online = self._wire.online() if seconds > rules.grace else None
+        return online is not None and not any(s in self._busy or self._silos[s] in online for s in waiting)
+
+    def _ask(self, progress: _Progress) -> None:
+        """Everybody who has not been asked, or has failed, and is there."""
+        context, rules = progress.context, self._rules
+        idle = [s for s in progress.awaited if s not in self._busy and progress.tries.get(s, 0) < rules.attempts]
+        online = self._wire.online() if idle else {}
+        questions = []
+        for silo in (silo for silo in idle if self._silos[silo] in online):
+            name = self._silos[silo]
+            question = Question(name, online[name], context.round, self._order(progress, silo))
+            progress.tries[silo] = progress.tries.get(silo, 0) + 1
+            self._busy[silo] = context.round
+            self._journal(Event(context.round, name, "asked", bytes=question.frame.size))
+            questions.append(question)
+        if questions:
+            self._wire.ask(questions, rules.deadline * rules.patience)
+
+    def _order(self, progress: _Progress, silo: int) -> Frame:
+        config, plan = self._trainer.config, self._trainer.method.plan
+        every, kept = config.engine.checkpoint_every, config.engine.keep_checkpoints
+        newest = progress.state.round // every * every
+        order = Order(self._run, config, progress.context, settled=max(0, newest - every * (kept - 1)))
+        site = site_of(self._trainer.federation, silo)
+        return order.frame(received_by(plan, progress.state.server, site), plan, site)
+
+    def _take(self, answer: Answer, progress: _Progress) -> None:
+        """Put an answer where it belongs."""
+        silo, number = self._silos.index(answer.silo), progress.context.round
+        self._busy.pop(silo, None)
+        late = answer.round != number
+        frame, reason = answer.frame, answer.problem
+        if frame is None or frame.kind not in (UPDATE, REFUSED):
+            reason = reason or str(frame.header.get("reason", "it does not say why") if frame else "")
+            self._journal(Event(answer.round, answer.silo, "failed", reason, answer.seconds))
+            return
+        if frame.kind == REFUSED:
+            reason = str(frame.header.get("reason", "it does not say why"))
+            self._journal(Event(answer.round, answer.silo, "refused", reason, answer.seconds))
+            if not late:
+                progress.out[silo] = f"silo '{answer.silo}' refused: {reason}"
+            return
+        if late and (self._rules.stragglers == "drop" or silo not in progress.awaited):
+            self._journal(Event(answer.round, answer.silo, "late", f"in round {number}", answer.seconds, frame.size))
+            return
+        try:
+            progress.results[silo] = result = self._result(answer, silo, progress)
+        except FedloomError as error:
+            self._journal(Event(answer.round, answer.silo, "rejected", str(error), answer.seconds, frame.size))
+            if not late:
+                progress.out[silo] = str(error)
+            return
+        self._journal(Event(answer.round, answer.silo, "answered", "", answer.seconds, frame.size))
+        progress.on_silo(result)
+
+    def _result(self, answer: Answer, silo: int, progress: _Progress) -> Result:
+        assert answer.frame is not None
+        update = update_in(answer.frame, answer.silo)
+        if update.round != answer.round:
+            raise RejectedError(f"silo '{answer.silo}' sent round {update.round} when it was asked for {answer.round}")
+        egress = self._inspection.passed(silo, update, progress.state.server.blocks, answer.frame.sha256)
+        return Result(silo, update, egress, SiloState(), terms={}, steps=0, seconds=answer.seconds)
+
+    def _reject_outliers(self, progress: _Progress) -> None:
+        updates = [result.update for result in progress.results.values()]
+        found = outliers(updates, progress.state.server.blocks, self._rules.norm_factor)
+        for name, reason in found.items():
+            self._journal(Event(progress.context.round, name, "rejected", reason))
+            progress.out[self._silos.index(name)] = reason
+            del progress.results[self._silos.index(name)]
+
+    def _minimum(self, progress: _Progress) -> int:
+        return min(self._rules.minimum, len(progress.context.participants))
+
+    def _require_minimum(self, progress: _Progress) -> None:
+        needed, number = self._minimum(progress), progress.context.round
+        if len(progress.results) < needed:
+            missing = [f"silo '{self._silos[silo]}' sent nothing in time" for silo in progress.awaited]
+            raise ShortRoundError(
+                f"round {number} has {len(progress.results)} of the {needed} updates that it needs (rounds.minimum in "
+                f"federation.toml): {'; '.join([*progress.out.values(), *missing])}; resume the run when they can come"
+            )
+
+
+def told(event: Event) -> Mapping[str, Any]:
+    """An event as one line of the journal."""
+    return {key: value for key, value in vars(event).items() if value not in ("", 0, 0.0)}

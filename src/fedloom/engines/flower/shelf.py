@@ -1,0 +1,72 @@
+"""What a silo keeps of a run on its own disk: after each round its state and its update, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedloom.engines.base import SiloState
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.work import packed, unpacked
+from fedloom.errors import RunFolderError
+from fedloom.runs.files import explained, write_folder_atomically
+
+SPARE = 64 * 2**20  # bytes of disk beyond what a round writes
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The rounds of one run that the server may still come back to."""
+
+    path: Path
+
+    def rounds(self) -> list[int]:
+        """Those that are kept, oldest first."""
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
+        return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"round-(\d+)", name)))
+
+    def state_before(self, round: int) -> SiloState:
+        """What the silo had kept when a round began; empty before its first."""
+        earlier = [kept for kept in self.rounds() if kept < round]
+        if not earlier:
+            return SiloState()
+        return SiloState(unpacked((self._folder(earlier[-1]) / "state.safetensors").read_bytes(), "state"))
+
+    def update(self, round: int, task: str) -> Frame | None:
+        """The update that was sent for exactly this task, if it is still here; the very same bytes."""
+        folder = self._folder(round)
+        if not folder.is_dir() or json.loads((folder / "index.json").read_text(encoding="utf-8"))["task"] != task:
+            return None
+        return Frame.of_bytes((folder / "update.frame").read_bytes())
+
+    def put(self, round: int, task: str, state: SiloState, update: Frame) -> None:
+        """Keep a round; what lies here of later ones belongs to a past that the server has left."""
+        files = {
+            "state.safetensors": packed(state.tensors),
+            "update.frame": update.to_bytes(),
+            "index.json": json.dumps({"task": task, "sha256": update.sha256}).encode(),
+        }
+        write_folder_atomically(self._folder(round), files)
+        for later in (kept for kept in self.rounds() if kept > round):
+            shutil.rmtree(self._folder(later))
+
+    def clear(self, settled: int) -> None:
+        """Drop what the server will never ask for again: all but the newest round up to ``settled``."""
+        for old in [kept for kept in self.rounds() if kept <= settled][:-1]:
+            shutil.rmtree(self._folder(old))
+
+    def require_space(self, size: int) -> None:
+        """Complain before anything is charged or trained if a round's files might not fit."""
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path).free
+        if free < 3 * size + SPARE:
+            raise RunFolderError(
+                f"no space is left on the disk of the silo: {free} bytes are free, {3 * size + SPARE} are needed"
+            )
+
+    def _folder(self, round: int) -> Path:
+        return self.path / f"round-{round:04d}"

@@ -1,0 +1,126 @@
+"""Asking silos through Flower's grid: every question waits for its answer in a thread of its own.
+
+Flower's calls may block far beyond their own timeouts. Here only a thread that waits for one silo can be held up, and
+whoever reads the answers decides how long to wait.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from flwr.app import Message
+
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.messages import asked, frame_of
+
+POLL = 0.3  # seconds between two looks for an answer
+
+
+class FlowerGrid(Protocol):
+    """What is used of Flower's grid."""
+
+    def get_nodes(self) -> Any:
+        """Nodes that are online, each with ``node_id`` and the ``name`` that it was registered under."""
+        ...
+
+    def push_messages(self, messages: Any) -> Any:
+        """Send; the ids of the messages."""
+        ...
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        """Answers that are there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a question: a frame, or a problem on the way."""
+
+    silo: str
+    round: int
+    seconds: float  # since it was asked
+    frame: Frame | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A frame for a silo's node."""
+
+    silo: str
+    node: int
+    round: int
+    frame: Frame
+
+
+class Wire:
+    """Questions to silos, and their answers in the order in which they come."""
+
+    def __init__(self, grid: FlowerGrid, poll: float = POLL) -> None:
+        self._grid, self._poll = grid, poll
+        self._answers: queue.Queue[Answer] = queue.Queue()
+        self._closed = threading.Event()
+
+    def online(self) -> dict[str, int]:
+        """The nodes of silos that are there now, by name."""
+        return {node.name: node.node_id for node in self._grid.get_nodes()}
+
+    def ask(self, questions: list[Question], patience: float) -> None:
+        """Send questions; to each an answer, or a problem, comes within about ``patience`` seconds."""
+        _in_background(lambda: self._send(questions, patience))
+
+    def answer(self, timeout: float) -> Answer | None:
+        """The next answer, if one comes in time."""
+        try:
+            return self._answers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._closed.set()
+
+    def _send(self, questions: list[Question], patience: float) -> None:
+        """All at once, because what several are sent is uploaded for the first of them alone."""
+        start = time.monotonic()
+        try:
+            numbers = self._grid.push_messages([asked(q.frame, q.node, str(q.round), patience) for q in questions])
+        except Exception as error:  # whatever Flower raises concerns these silos alone
+            for question in questions:
+                self._put(question, start, None, f"it could not be asked: {type(error).__name__}: {error}")
+            return
+        for question, number in zip(questions, numbers, strict=True):
+            _in_background(partial(self._wait, question, number, start, start + patience))
+
+    def _wait(self, question: Question, number: str | None, start: float, end: float) -> None:
+        """For the reply to exactly this message: error replies do not say whose they are."""
+        try:
+            reply = self._reply(number, end) if number else None
+            if reply is None:
+                self._put(question, start, None, f"no answer in {end - start:g} seconds")
+            elif reply.has_error():
+                self._put(question, start, None, f"{reply.error.reason} (Flower's error {reply.error.code})")
+            else:
+                self._put(question, start, frame_of(reply), "")
+        except Exception as error:
+            self._put(question, start, None, f"{type(error).__name__}: {error}")
+
+    def _reply(self, number: str, end: float) -> Message | None:
+        while time.monotonic() < end and not self._closed.is_set():
+            for reply in self._grid.pull_messages([number]):
+                return reply  # type: ignore[no-any-return]
+            self._closed.wait(self._poll)
+        return None
+
+    def _put(self, question: Question, start: float, frame: Frame | None, problem: str) -> None:
+        self._answers.put(Answer(question.silo, question.round, time.monotonic() - start, frame, problem))
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, daemon=True).start()

@@ -1,0 +1,117 @@
+"""Tasks and updates as frames: declared blocks and payloads by name, each as safetensors."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+import fedloom
+from fedloom.config import Config, parse
+from fedloom.engines.flower.frames import Frame
+from fedloom.errors import ConfigError, FedloomError
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
+from fedloom.sharing.update import Update
+
+TASK, UPDATE, REFUSED, FAILED = "task", "update", "refused", "failed"
+BLOCKS, PAYLOADS = "blocks/", "payloads/"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a silo is asked for: a round of an experiment, whole, so that nothing need be known from before."""
+
+    run: str  # the run's own name: a silo keeps what belongs to it apart from other runs
+    config: Config
+    context: RoundContext
+    settled: int  # the server will never go back behind this round
+    version: str = fedloom.__version__
+
+    def frame(self, received: Tensors, plan: SharingPlan, site: Site) -> Frame:
+        """With the blocks that come down, each under whose copy it is: those of all are the same bytes for all."""
+        header = {
+            "kind": TASK,
+            "version": self.version,
+            "run": self.run,
+            "experiment": self.config.to_toml(),
+            "round": self.context.round,
+            "rounds": self.context.rounds,
+            "participants": list(self.context.participants),
+            "settled": self.settled,
+        }
+        parts = {str(key): packed(part) for key, part in plan.split(received, site).items() if part}
+        return Frame(header, parts)
+
+    @classmethod
+    def of(cls, frame: Frame) -> Order:
+        """Read a task's header."""
+        header = frame.header
+        try:
+            if frame.kind != TASK:
+                raise ValueError(f"kind is '{frame.kind}'")
+            context = RoundContext(
+                int(header["round"]), int(header["rounds"]), tuple(int(silo) for silo in header["participants"])
+            )
+            config = parse(Config, tomllib.loads(str(header["experiment"])))
+            return cls(str(header["run"]), config, context, int(header["settled"]), str(header["version"]))
+        except (KeyError, ValueError, TypeError, ConfigError) as error:
+            raise FedloomError(f"this is no task that this version can read: {error}") from error
+
+
+def version_of(frame: Frame) -> str:
+    """The version of fedloom that made a task; told before anything else of it is believed."""
+    return str(frame.header.get("version", "unknown"))
+
+
+def received_in(frame: Frame, plan: SharingPlan, site: Site) -> Tensors:
+    """What came down with a task, by parameter name in the site's model."""
+    return plan.join({BlockKey.of(name): unpacked(part, name) for name, part in frame.parts.items()}, site)
+
+
+def update_frame(update: Update) -> Frame:
+    """An update that has passed the egress guard."""
+    parts = {f"{BLOCKS}{key}": packed(part) for key, part in update.blocks.items()}
+    parts |= {f"{PAYLOADS}{name}": packed(part) for name, part in update.payloads.items()}
+    return Frame({"kind": UPDATE, "round": update.round, "weights": dict(update.weights)}, parts)
+
+
+def update_in(frame: Frame, silo: str) -> Update:
+    """The update in a silo's answer; who it is from is known from its node, not from what it says."""
+    try:
+        blocks: dict[BlockKey, Tensors] = {}
+        payloads: dict[str, Tensors] = {}
+        for name, part in frame.parts.items():
+            if name.startswith(BLOCKS):
+                blocks[BlockKey.of(name.removeprefix(BLOCKS))] = unpacked(part, name)
+            else:
+                payloads[name.removeprefix(PAYLOADS)] = unpacked(part, name)
+        weights = {str(owner): float(count) for owner, count in frame.header["weights"].items()}
+        return Update(silo, int(frame.header["round"]), blocks, weights, payloads)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise FedloomError(f"silo '{silo}' sent an update that cannot be read: {error}") from error
+
+
+def refusal(reason: str) -> Frame:
+    """The silo will not do this, however often it is asked."""
+    return Frame({"kind": REFUSED, "reason": reason})
+
+
+def failure(reason: str) -> Frame:
+    """The silo could not do this; it may be asked again."""
+    return Frame({"kind": FAILED, "reason": reason})
+
+
+def packed(tensors: Tensors) -> bytes:
+    """Tensors as safetensors bytes."""
+    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+def unpacked(data: bytes, name: str) -> Tensors:
+    """The inverse of :func:`packed`."""
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise FedloomError(f"'{name}' is not a table of tensors: {error}") from error

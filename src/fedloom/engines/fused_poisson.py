@@ -1,0 +1,225 @@
+"""Poisson batches of a whole chunk of silos: the coins and the noise that the plain loop draws silo by silo."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.engines.fused_batches import Stretches
+from fedloom.engines.fused_stack import Member, Stack
+from fedloom.engines.private_training import unit_sizes
+from fedloom.engines.training import Trainer
+from fedloom.methods.base import Phase
+from fedloom.privacy.noise import coins
+from fedloom.privacy.planning import unit_numbers
+from fedloom.privacy.sampling import capacity, in_eights, subject_passes
+from fedloom.sharing.plan import Tensors
+
+NOISE = "noise/"
+# For each phase its passes, each with ``index``, ``mask`` and ``noise/<name>``; a phase without records has noise only.
+PhaseInputs = tuple[tuple[Tensors, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateWindow:
+    """Some consecutive steps of the silos that take them, all with the same number of passes."""
+
+    inputs: PhaseInputs  # each tensor (steps, silos, rows, ...)
+    length: int
+    silos: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def usual(self) -> bool:
+        """Whether one pass is enough in every phase."""
+        return all(len(passes) == 1 for passes in self.inputs)
+
+    def step(self, number: int) -> PhaseInputs:
+        """The inputs of one step; on a CPU, where shapes need not be fixed, without needless rows."""
+        return tuple(tuple(self._pass(each, number) for each in passes) for passes in self.inputs)
+
+    @staticmethod
+    def _pass(tensors: Tensors, number: int) -> Tensors:
+        own = {name: tensor[number] for name, tensor in tensors.items()}
+        if "mask" not in own or own["mask"].device.type != "cpu":
+            return own
+        rows = in_eights(float(own["mask"].sum(dim=1).max()))
+        return {name: tensor[:, :rows] for name, tensor in own.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """The batches of one phase in some steps; shapes are (steps, silos, passes, rows)."""
+
+    index: Tensor  # records of the silo
+    mask: Tensor
+    rank: Tensor  # how many were drawn before: the row of a record's noise
+    passes: list[int]  # that each step needs
+
+
+class PrivateSchedule(Stretches):
+    """What the silos of a chunk do in a round; silos come in descending order of their number of steps."""
+
+    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
+        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+        trainer, silos = stack.trainer, [member.index for member in members]
+        plans = [trainer.privacy[silo] for silo in silos]
+        self._trainer, self._round = trainer, round
+        self._phases = trainer.method.phases
+        self._private = [phase for phase in self._phases if phase.touches_records]
+        self._device = device = stack.records.x.device
+        self._number = torch.tensor(silos, device=device)
+        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
+        self._units = torch.tensor([plan.units for plan in plans], device=device)
+        self._longest = max(plan.units for plan in plans)
+        self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)
+        self._rows = rows_of_silos(trainer, silos)
+        self._width = max(rows_of_silos(trainer, stack.silos))  # the same in all chunks
+        found = zip(members, plans, strict=True)
+        self._subjects = [unit_numbers(member.silo, plan.settings.unit) for member, plan in found]
+
+    def windows(self, longest: int) -> Iterator[PrivateWindow]:
+        """The steps in order, in windows of at most ``longest`` in which the same silos make equally many passes."""
+        for first, last, silos in self.stretches(longest):
+            steps = torch.arange(first, last, device=self._device)
+            drawn = [self._drawn(steps * len(self._private) + j, silos) for j in range(len(self._private))]
+            needed = list(zip(*(each.passes for each in drawn), strict=True)) or [()] * len(steps)
+            start = 0
+            for passes, run in itertools.groupby(needed):
+                stop = start + len(list(run))
+                yield self._window(steps, slice(start, stop), silos, drawn, passes)
+                start = stop
+
+    def _window(
+        self, steps: Tensor, part: slice, silos: int, drawn: list[_Drawn], passes: tuple[int, ...]
+    ) -> PrivateWindow:
+        rest = iter(zip(drawn, passes, strict=True))
+        inputs: list[tuple[Tensors, ...]] = []
+        for phase in self._phases:
+            if phase.touches_records:
+                own, count = next(rest)
+                inputs.append(self._batches(phase, steps[part], part, silos, own, count))
+            else:
+                inputs.append((self._noise(phase, steps[part], silos, self._trainer.config.local.batch_size),))
+        return PrivateWindow(tuple(inputs), part.stop - part.start, silos)
+
+    def _batches(
+        self, phase: Phase, steps: Tensor, part: slice, silos: int, drawn: _Drawn, passes: int
+    ) -> tuple[Tensors, ...]:
+        index, mask, rank = (tensor[part, :, :passes] for tensor in (drawn.index, drawn.mask, drawn.rank))
+        tensors = {"index": index + self._offset[:silos].reshape(-1, 1, 1), "mask": mask}
+        if passes == 1:  # a record's row is its rank
+            noise = {n: t.unsqueeze(2) for n, t in self._noise(phase, steps, silos, self._width).items()}
+        else:
+            noise = {
+                name: _picked(tensor, rank)
+                for name, tensor in self._noise(phase, steps, silos, int(rank.max()) + 1).items()
+            }
+        return tuple({n: t[:, :, i] for n, t in (tensors | noise).items()} for i in range(passes))
+
+    def _noise(self, phase: Phase, steps: Tensor, silos: int, rows: int) -> Tensors:
+        """By name, each (steps, silos, rows, *shape)."""
+        return {
+            NOISE + name: self._trainer.streams.normal(
+                f"noise/{phase.name}/{name}",
+                rows,
+                math.prod(shape),
+                silo=self._number[:silos],
+                round=self._round,
+                step=steps.unsqueeze(1),
+                device=self._device,
+            ).reshape(len(steps), silos, rows, *shape)
+            for name, shape in phase.objective.noise.items()
+        }
+
+    def _drawn(self, moments: Tensor, silos: int) -> _Drawn:
+        chosen = coins(
+            self._trainer.streams,
+            self._longest,
+            silo=self._number[:silos],
+            round=self._round,
+            step=moments.unsqueeze(1),
+            device=self._device,
+        ) < self._rate[:silos].unsqueeze(1)
+        chosen &= torch.arange(self._longest, device=self._device) < self._units[:silos].unsqueeze(1)
+        places = self._places_of_records(chosen) if self._subjects[0] is None else self._places_of_subjects(chosen)
+        step, silo, number, row, rank, record = places
+        counts = torch.ones(len(moments), dtype=torch.int64, device=self._device)
+        passes = counts.scatter_reduce(0, step, number + 1, "amax").tolist()
+        shape = (len(moments), silos, max(passes), self._width)
+        index, ranks = (torch.zeros(shape, dtype=torch.int64, device=self._device) for _ in range(2))
+        mask = torch.zeros(shape, device=self._device)
+        index[step, silo, number, row] = record
+        ranks[step, silo, number, row] = rank
+        mask[step, silo, number, row] = 1.0
+        return _Drawn(index, mask, ranks, passes)
+
+    def _places_of_records(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        """Step, silo, pass, row, rank and record of everything drawn."""
+        step, silo, record = chosen.nonzero(as_tuple=True)
+        rank = chosen.cumsum(dim=-1)[step, silo, record] - 1
+        rows = torch.tensor(self._rows, device=self._device)[silo]
+        return step, silo, rank // rows, rank % rows, rank, record
+
+    def _places_of_subjects(self, chosen: Tensor) -> tuple[Tensor, ...]:
+        """The same where units are subjects, whose records stay together."""
+        places: list[tuple[int, int, int, int, int, int]] = []
+        for (step, batch), silo in itertools.product(enumerate(chosen.cpu()), range(chosen.shape[1])):
+            subject = self._subjects[silo]
+            assert subject is not None, "all silos have the same unit"
+            rank = 0
+            for number, each in enumerate(subject_passes(batch[silo].nonzero().flatten(), subject, self._rows[silo])):
+                for row, record in enumerate(each.index[each.mask > 0].tolist()):
+                    places.append((step, silo, number, row, rank, record))
+                    rank += 1
+        return tuple(torch.tensor(places, dtype=torch.int64, device=self._device).reshape(-1, 6).t())
+
+
+def _picked(noise: Tensor, rank: Tensor) -> Tensor:
+    """Noise (steps, silos, rows, ...) in the order of the passes, (steps, silos, passes, rows, ...)."""
+    flat = noise.flatten(3) if noise.dim() > 3 else noise.unsqueeze(3)
+    rows = rank.flatten(2).unsqueeze(3).expand(-1, -1, -1, flat.shape[3])
+    return torch.gather(flat, 2, rows).reshape(*rank.shape, *noise.shape[3:])
+
+
+def rows_of_silos(trainer: Trainer, silos: Sequence[int]) -> list[int]:
+    """How many rows one pass of each silo has."""
+    owners = [(trainer.federation.silos[silo], trainer.privacy[silo]) for silo in silos]
+    return [capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate) for silo, plan in owners]
+
+
+def private_buffers(stack: Stack, steps: int, silos: int) -> PhaseInputs:
+    """Room for a usual window."""
+    trainer = stack.trainer
+    width, device = max(rows_of_silos(trainer, stack.silos)), stack.records.x.device
+    return tuple((_buffers(trainer, phase, (steps, silos), width, device),) for phase in trainer.method.phases)
+
+
+def _buffers(trainer: Trainer, phase: Phase, leading: tuple[int, int], width: int, device: Any) -> Tensors:
+    rows = width if phase.touches_records else trainer.config.local.batch_size
+    tensors = {
+        NOISE + n: torch.zeros(*leading, rows, *shape, device=device) for n, shape in phase.objective.noise.items()
+    }
+    if phase.touches_records:
+        tensors["index"] = torch.zeros(*leading, rows, dtype=torch.int64, device=device)
+        tensors["mask"] = torch.zeros(*leading, rows, device=device)
+    return tensors
+
+
+def private_numbers_per_step(stack: Stack) -> int:
+    """How many numbers a window holds for each step of a silo, and the drawing of it beside them."""
+    trainer = stack.trainer
+    width, units = max(rows_of_silos(trainer, stack.silos)), max(trainer.privacy[silo].units for silo in stack.silos)
+    total = 0
+    for phase in trainer.method.phases:
+        noise = sum(math.prod(shape) for shape in phase.objective.noise.values())
+        total += width * (noise + 5) + 8 * units if phase.touches_records else trainer.config.local.batch_size * noise
+    return total

@@ -1,0 +1,311 @@
+"""DP-SGD for all silos of a stack at once: the gradients of single examples as factors, clipped and summed silo by silo
+in one batched program; what leaves it equals what leaves the plain loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves
+
+from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.fused_batches import gathered
+from fedloom.engines.fused_poisson import NOISE, private_buffers, rows_of_silos
+from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_stack import Member, Stack
+from fedloom.engines.fused_step import Precision, batched_losses, matrix_precision, quickened, tapped_losses
+from fedloom.engines.fused_support import Trial
+from fedloom.engines.private_training import objective_noise, public_batch
+from fedloom.engines.training import BOUND, parameters_of
+from fedloom.errors import FedloomError
+from fedloom.federation.records import UNLABELLED, batch_of
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Phase
+from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
+from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.per_example import NOT_A_NUMBER, Form, Watch, Whole, require_rows_of_examples
+from fedloom.sharing.plan import Tensors
+
+PROBED_ROWS = 3
+
+
+def probed(stack: Stack, phase: Phase) -> Watch:
+    """A watch over the layers as the method built them, which has seen every call that the phase makes."""
+    silo, device = stack.members[0].silo, stack.records.x.device
+    batch = batch_of(silo.train.to(device), torch.arange(PROBED_ROWS, device=device) % len(silo))
+    noises = objective_noise(stack.trainer.streams, phase, PROBED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
+    received = {name: tensor.detach().clone() for name, tensor in stack.model.state_dict().items()}
+    with Watch(stack.model, list(parameters_of(phase, stack.model))) as watch:
+        own = {name: tensor[0].to(device) for name, tensor in noises.items()}
+        phase.objective(stack.model, batch, own, received, RoundContext(1, 1, ()))
+    require_rows_of_examples(watch, PROBED_ROWS)
+    return watch
+
+
+def mechanism_of(stack: Stack) -> DPSGD:
+    """The mechanism of a stack's silos, which differ in their scales and rates alone."""
+    return stack.trainer.privacy[stack.silos[0]].mechanism(0)
+
+
+def private_trial(trial: Trial, mechanism: DPSGD) -> Trial:
+    """Clipped sums of linear layers do not come out transposed, as plain gradients do."""
+    gradients = {n: g.contiguous() if mechanism.is_private(n) else g for n, g in trial.gradients.items()}
+    return replace(trial, gradients=gradients)
+
+
+class ClippedPhase:
+    """From the batches of a phase to the sums of its clipped gradients, for all silos at once."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        phase: Phase,
+        mechanism: DPSGD,
+        watch: Watch,
+        trained: Sequence[str],
+        context: Callable[[], RoundContext],
+        precision: Precision,
+        compiled: bool,
+        size: int,
+        rows: int,
+    ) -> None:
+        self._stack, self._mechanism, self._watch, self._trained = stack, mechanism, watch, trained
+        self._private = [name for name in trained if mechanism.is_private(name)]
+        self._open = [name for name in trained if name not in self._private]
+        device = stack.records.x.device
+        self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in watch.calls]
+        tapped = tapped_losses(stack.model, phase, context, precision, trained)
+        self._tapped_losses = quickened(tapped) if compiled else tapped
+        self._losses = batched_losses(stack.model, phase, context, precision)
+        clip = vmap(self._clip)
+        self._clipped = quickened(clip) if compiled else clip
+
+    def __call__(
+        self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor
+    ) -> tuple[ClippedSum, Tensor, Tensor]:
+        """The clipped sums of one pass, the sum of each term (terms, silos), and for which silos no bound holds."""
+        mask, columns = batch["mask"], gathered(self._stack, batch["index"], batch["mask"])
+        own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
+        subject = {"subject": columns["subject"]} if "subject" in columns else {}
+        if self._watch.complete:
+            leaves = {name: weights[name].detach().requires_grad_() for name in self._open}
+            silos, rows = mask.shape
+            taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
+            losses, terms, inputs = self._tapped_losses({**weights, **leaves}, columns, own, received, taps)
+            plain = self._plain(losses, mask, leaves)
+            gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
+            parts: Any = (inputs, list(gradients))
+            boundless = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+        else:
+            leaves = {name: weights[name].detach().requires_grad_() for name in self._trained}
+            losses, terms = self._losses({**weights, **leaves}, columns, own, received)
+            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open})
+            parts = self._written_out(losses, {name: leaves[name] for name in self._private})
+            boundless = torch.stack([rows.isnan().flatten(1).any(dim=1) for rows in parts.values()]).any(dim=0)
+        with matrix_precision("float32"):
+            sums, below, bounds = self._clipped(parts, mask, bound, subject)
+        unreached = {n: torch.zeros_like(weights[n]) for n in self._private if n not in sums}
+        values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
+        return ClippedSum({**sums, **unreached, **plain}, below, bounds), (values * mask).sum(dim=-1), boundless
+
+    def _clip(self, parts: Any, mask: Tensor, bound: Tensor, subject: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+        """One silo's; ``parts`` are the inputs and gradients of the calls, or the examples' gradients by parameter."""
+        forms: dict[str, Form]
+        if self._watch.complete:
+            reached = self._watch.forms(*parts)
+            forms = {name: reached[name] for name in self._private if name in reached}
+        else:
+            forms = {name: Whole(rows) for name, rows in parts.items()}
+        total = self._mechanism.clip(forms, mask, bound, subject.get("subject"))
+        return dict(total.gradients), total.below, total.bound
+
+    @staticmethod
+    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors) -> Tensors:
+        if not leaves:
+            return {}
+        found = torch.autograd.grad(
+            (losses * mask).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(leaves, found, strict=True))
+
+    @staticmethod
+    def _written_out(losses: Tensor, leaves: Tensors) -> Tensors:
+        """The gradient of every single loss, (silos, rows, *shape); no silo's losses reach another's weights."""
+        silos, rows = losses.shape
+        each = torch.eye(rows, device=losses.device).unsqueeze(1).expand(rows, silos, rows)
+        found = torch.autograd.grad(
+            losses, list(leaves.values()), each, is_grads_batched=True, allow_unused=True, materialize_grads=True
+        )
+        return {name: gradient.movedim(0, 1) for name, gradient in zip(leaves, found, strict=True)}
+
+
+class PrivateProgram(StackProgram):
+    """A stack under DP-SGD: beside weights and moments also clip bounds, scales and noise."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        size: int,
+        trials: Sequence[Trial],
+        precision: Precision,
+        compiled: bool,
+        watches: Sequence[Watch],
+        host_noise: bool,
+    ) -> None:
+        self._mechanism = mechanism = mechanism_of(stack)
+        self._trainer, phases = stack.trainer, stack.kind.phases
+        adapted = [private_trial(t, mechanism) if p.touches_records else t for p, t in zip(phases, trials, strict=True)]
+        super().__init__(stack, size, adapted, precision, compiled)
+        self._host_noise = host_noise
+        self._silos: Sequence[int] = ()
+        self._round = self._steps_taken = 0
+        context = lambda: cast("RoundContext", self._context)  # noqa: E731
+        rows = max(rows_of_silos(stack.trainer, stack.silos))
+        self._clipped = {
+            number: ClippedPhase(
+                stack,
+                phase,
+                mechanism,
+                watches[number],
+                self._trained[number],
+                context,
+                precision,
+                compiled,
+                size,
+                rows,
+            )
+            for number, phase in enumerate(phases)
+            if phase.touches_records
+        }
+        self._open_losses = {
+            number: batched_losses(stack.model, phase, context, precision)
+            for number, phase in enumerate(phases)
+            if not phase.touches_records
+        }
+        self._released = quickened(vmap(self._release)) if compiled else vmap(self._release)
+        self._flat: dict[int, Tensor] = {}
+        self._noise: dict[int, Tensors] = {}
+        for number in self._clipped:
+            shapes = {n: self.weights[n].shape[1:] for n in self._trained[number] if mechanism.is_private(n)}
+            numbers = 1 + sum(shape.numel() for shape in shapes.values())
+            # Padded, so that every silo's noise begins where memory is read fast.
+            padded = torch.zeros(size, -(-numbers // 4) * 4, device=self._device)
+            self._flat[number] = padded[:, :numbers]
+            self._noise[number] = divided(self._flat[number], shapes)
+        self._bounds = {n: mechanism.clipping.start().to(self._device).repeat(size) for n in self._clipped}
+        self._scales = torch.ones(3, size, device=self._device)  # of gradients and counts, and the expected batch
+        self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
+        self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
+        self._generator = torch.Generator(self._device)
+
+    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:
+        """A new round, and the members of a chunk."""
+        super().begin(context, members)
+        self._round, self._silos, self._steps_taken = context.round, [member.index for member in members], 0
+
+    def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
+        """Also each silo's clip bounds, scales and public rows."""
+        super().load(members, states)
+        trainer, rows = self._trainer, self._public_group.shape[1]
+        for position, (member, state) in enumerate(zip(members, states, strict=True)):
+            kept = state.silos.get(member.index, SiloState()).tensors
+            mechanism = trainer.privacy[member.index].mechanism(self._round)
+            scale = mechanism.scale
+            self._scales[:, position] = torch.tensor([scale.gradient, scale.count, scale.expected])
+            self._public_group[position] = public_batch(member.silo, rows).group
+            for number, bounds in self._bounds.items():
+                bounds[position] = kept.get(BOUND + self._phases[number].name, mechanism.clipping.start())
+        self._boundless.zero_()
+        # Of the silos that train together: theirs is drawn in one go.
+        self._generator = StreamNoise(trainer.streams).generator(f"{self._round}/{tuple(self._silos)}", self._device)
+
+    def buffers(self, steps: int) -> tuple[Any, ...]:
+        """For each phase its only pass."""
+        return private_buffers(self._stack, steps, self.size)
+
+    def draw(self, silos: int) -> None:
+        """The noise of a step: by the device's generator, or on the host silo by silo as the plain loop draws it."""
+        source, moment = StreamNoise(self._trainer.streams), self._steps_taken * len(self._flat)
+        for number, flat in enumerate(self._flat.values()):
+            if self._device.type == "cuda" and not self._host_noise:
+                flat[:silos].normal_(generator=self._generator)
+                continue
+            for position, silo in enumerate(self._silos[:silos]):
+                now = Moment(silo, self._round, moment + number)
+                if self._device.type == "cpu":
+                    source.fill(flat[position], now)
+                else:
+                    flat[position] = source.normal(flat.shape[1], now)
+        self._steps_taken += 1
+
+    def step(self, inputs: tuple[Any, ...]) -> None:
+        """One step of every phase, given for each its passes."""
+        silos = len(tree_leaves(inputs)[0])
+        received = {name: tensor[:silos] for name, tensor in self._received.items()}
+        for number, passes in enumerate(inputs):
+            weights = self._lent(silos)
+            step = self._private_step if number in self._clipped else self._open_step
+            gradients, means = step(number, weights, passes, received, silos)
+            self._optimizers[number].step(silos, gradients)
+            self._sums[number][:, :silos] += means
+
+    def _private_step(
+        self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int
+    ) -> tuple[list[Tensor], Tensor]:
+        bound = self._bounds[number][:silos]
+        found = [self._clipped[number](weights, each, received, bound) for each in passes]
+        total = total_of([sums for sums, _, _ in found])
+        secret = {name: tensor[:silos] for name, tensor in self._noise[number].items()}
+        gradients, following = self._released(
+            dict(total.gradients), total.below, total.bound, secret, self._scales[:, :silos].t()
+        )
+        bound.copy_(following)
+        for _, _, boundless in found:
+            self._boundless[:silos] |= boundless
+        rows = torch.stack([each["mask"].sum(dim=1) for each in passes]).sum(dim=0)
+        means = torch.stack([terms for _, terms, _ in found]).sum(dim=0) / rows.clamp_min(1.0)
+        return [gradients[name] for name in self._trained[number]], means
+
+    def _release(
+        self, gradients: Tensors, below: Tensor, bound: Tensor, secret: Tensors, scale: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """One silo's."""
+        return self._mechanism.release(ClippedSum(gradients, below, bound), secret, Scale(*scale.unbind()))
+
+    def _open_step(
+        self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """A phase that touches no records: as many rows in every step, and none of them is one."""
+        (only,) = passes
+        own = {name.removeprefix(NOISE): tensor for name, tensor in only.items()}
+        group = self._public_group[:silos]
+        mask, shape = torch.ones(group.shape, device=self._device), self._stack.records.shape
+        x = torch.zeros((), device=self._device).expand(*group.shape, *shape)
+        columns = {"x": x, "y": torch.full_like(group, UNLABELLED), "group": group, "mask": mask}
+        leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
+        losses, terms = self._open_losses[number]({**weights, **leaves}, columns, own, received)
+        means = torch.stack([losses.detach(), *(term.detach() for term in terms.values())]).mean(dim=-1)
+        return NoPrivacy().gradients(losses, mask, list(leaves.values())), means
+
+    def settle(self, silos: int) -> None:
+        """Refuse what no bound holds for, as the plain loop does."""
+        if bool(self._boundless.any()):
+            raise FedloomError(NOT_A_NUMBER)
+        super().settle(silos)
+
+    def kept(self, silos: int) -> list[SiloState]:
+        """Also a bound that is searched for."""
+        states = super().kept(silos)
+        if not self._mechanism.clipping.share:
+            return states
+        found = {BOUND + self._phases[number].name: bounds.cpu() for number, bounds in self._bounds.items()}
+        return [
+            SiloState(state.tensors | {name: bounds[position].clone() for name, bounds in found.items()})
+            for position, state in enumerate(states)
+        ]

@@ -1,0 +1,197 @@
+"""What somebody can do with released generators: score a record by their loss, or search for it among their outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.likelihood import likelihoods
+from fedloom.evaluation.neighbours import nearest
+from fedloom.federation.outliers import is_outlier
+from fedloom.federation.records import Canaries, Federation, Records, as_float, concatenate
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Pathway
+from fedloom.models.gan import GAN
+from fedloom.models.vae import VAE
+from fedloom.sharing.plan import Scope
+from fedloom.streams import Streams
+
+DRAWS = 16  # of the latents, for the loss of a record
+STARTS = 512  # outputs of which the nearest is where a search begins
+STEPS = 200
+RATE = 0.05
+ROWS = 500  # records at once
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One generator that left its silos: a group's on the server, or one that a silo uploaded for itself."""
+
+    name: str
+    groups: tuple[int, ...]
+    silos: tuple[int, ...]  # whose records it learned from
+    model: nn.Module
+    pathway: Pathway
+    whole: bool  # whether every block of the model left its silo, not only those that generate
+    device: torch.device
+    streams: Streams
+
+    def generate(self, noise: Mapping[str, Tensor], group: Tensor) -> Tensor:
+        """Outputs in [0, 1]."""
+        return self.pathway.generate(self.model, noise, group, group)
+
+    def noise(self, purpose: str, rows: int, group: int) -> dict[str, Tensor]:
+        """Standard normal noise for so many outputs of a group."""
+        return {
+            key: self.streams.normal(
+                f"audit/{purpose}/{key}", rows, math.prod(shape), silo=group, device=self.device
+            ).reshape(rows, *shape)
+            for key, shape in self.pathway.noise.items()
+        }
+
+    def values(self, records: Records) -> Tensor:
+        """Records as the model sees them."""
+        return as_float(records.x.to(self.device))
+
+    @torch.no_grad()
+    def samples(self, count: int, group: int) -> Tensor:
+        """Outputs of a group for random noise."""
+        noise = self.noise("samples", count, group)
+        parts = [
+            self.generate({k: v[rows] for k, v in noise.items()}, torch.full((len(rows),), group, device=self.device))
+            for rows in torch.split(torch.arange(count, device=self.device), ROWS)
+        ]
+        return torch.cat(parts)
+
+    def samples_like(self, records: Records, count: int) -> Tensor:
+        """For each record the nearest of ``count`` outputs of its group."""
+        return self._by_group(records, lambda x, group: self._nearest_sample(x, group, count))
+
+    def _nearest_sample(self, x: Tensor, group: int, count: int) -> Tensor:
+        made = self.samples(count, group)
+        return made[nearest(x, made)[1]]
+
+    def reconstructions(self, records: Records) -> Tensor:
+        """For each record the closest output that a search over the noise finds, wherever the noise has to go."""
+        return self._by_group(records, self._searched)
+
+    def _searched(self, x: Tensor, group: int) -> Tensor:
+        return torch.cat([self._descended(rows, group) for rows in torch.split(x, ROWS)])
+
+    def _descended(self, x: Tensor, group: int) -> Tensor:
+        groups = torch.full((len(x),), group, device=self.device)
+        start = self.noise("search", STARTS, group)
+        with torch.no_grad():
+            first = self.generate(start, torch.full((STARTS,), group, device=self.device))
+            chosen = nearest(x, first)[1]
+        noise = {name: tensor[chosen].clone().requires_grad_() for name, tensor in start.items()}
+        optimizer = torch.optim.Adam(noise.values(), lr=RATE)
+        best, least = first[chosen], torch.full((len(x),), torch.inf, device=self.device)
+        for _ in range(STEPS):
+            output = self.generate(noise, groups)
+            errors = (output - x).square().flatten(1).sum(dim=1)
+            better = errors.detach() < least
+            least = torch.where(better, errors.detach(), least)
+            best = torch.where(better.reshape(-1, *[1] * (x.dim() - 1)), output.detach(), best)
+            for tensor, gradient in zip(
+                noise.values(), torch.autograd.grad(errors.sum(), list(noise.values())), strict=True
+            ):
+                tensor.grad = gradient
+            optimizer.step()
+        return best
+
+    def _by_group(self, records: Records, outputs: Callable[[Tensor, int], Tensor]) -> Tensor:
+        x = self.values(records)
+        found = torch.empty_like(x)
+        for group in torch.unique(records.group).tolist():
+            rows = torch.nonzero(records.group == group).flatten().to(self.device)
+            found[rows] = outputs(x[rows], group)
+        return found
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether what left the silos is enough to compute a loss."""
+        return self.whole and isinstance(self.model, VAE | GAN)
+
+    def losses(self, records: Records) -> Tensor:
+        """Of each record, in nats: the negative evidence bound, or how surely the discriminator calls it a fake."""
+        x, group = self.values(records), records.group.to(self.device)
+        if isinstance(self.model, VAE):
+            return -likelihoods(self.model, x, group, DRAWS, self.streams).elbo
+        assert isinstance(self.model, GAN)
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    functional.softplus(-self.model.judge(rows, groups))
+                    for rows, groups in zip(torch.split(x, ROWS), torch.split(group, ROWS), strict=True)
+                ]
+            )
+
+
+def targets_of(evaluation: Evaluation) -> list[Target]:
+    """Every generator that the server of a run holds."""
+    federation, generator = evaluation.real.federation, evaluation.generator
+    pathway, plan = next(iter(generator.method.pathways)), generator.method.plan
+    found = []
+    for index, group in enumerate(federation.groups):
+        if not generator.missing(group, pathway):
+            holders = tuple(i for i, silo in enumerate(federation.silos) if index in silo.groups)
+            found.append(_target(evaluation, f"group={group}", Site("server", (index,)), holders))
+    blocks = generator.method.pathways[pathway].blocks
+    for index, silo in enumerate(federation.silos):
+        site = Site(silo.name, silo.groups)
+        keys = [key for block in blocks for key in plan.prefixes(block, site).values()]
+        own = any(plan.blocks[block].scope is Scope.SILO for block in blocks)
+        if own and all(key in generator.server.blocks for key in keys):
+            found.append(_target(evaluation, f"silo={silo.name}", site, (index,)))
+    return found
+
+
+def _target(evaluation: Evaluation, name: str, site: Site, silos: tuple[int, ...]) -> Target:
+    method, device = evaluation.generator.method, evaluation.real.device
+    model = method.build(site)
+    state = method.plan.join(evaluation.generator.server.blocks, site)
+    model.load_state_dict(state, strict=False)
+    return Target(
+        name=name,
+        groups=site.groups,
+        silos=silos,
+        model=model.eval().requires_grad_(False).to(device),
+        pathway=next(iter(method.pathways.values())),
+        whole=set(model.state_dict()) <= set(state),
+        device=device,
+        streams=evaluation.streams,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """The training records behind a target: typical ones, and outliers that were put in; canaries are left out."""
+
+    typical: Records
+    outliers: Records
+    canaries: tuple[Canaries, ...]
+
+
+def trained_on(federation: Federation, target: Target) -> Trained:
+    """What a target learned from, as far as its groups go."""
+    canaries = {found.silo: found for found in federation.canaries}
+    tables = []
+    for index in target.silos:
+        silo = federation.silos[index]
+        extra = int(canaries[silo.name].included.sum()) if silo.name in canaries else 0
+        own = silo.train.take(torch.arange(len(silo) - extra))
+        tables.append(own.take(torch.nonzero(torch.isin(own.group, torch.tensor(target.groups))).flatten()))
+    pooled = concatenate(tables)
+    marked = is_outlier(federation, pooled)
+    return Trained(
+        typical=pooled.take(torch.nonzero(~marked).flatten()),
+        outliers=pooled.take(torch.nonzero(marked).flatten()),
+        canaries=tuple(found for i in target.silos if (found := canaries.get(federation.silos[i].name))),
+    )

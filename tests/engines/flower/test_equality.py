@@ -1,0 +1,85 @@
+"""The same seed gives the same result as the reference engine, whatever stays at a silo and whatever leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.config import Config
+from fedloom.engines.flower.shelf import Shelf
+from fedloom.experiment import train
+from fedloom.federation.building import build_federation
+from fedloom.privacy.ledger import read_accounts
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.files import read_lines
+from fedloom.streams import Streams
+from local_grid import Deployment
+from support import equal_bits, names_in, tiny_config
+
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0")
+CASES = {
+    "group decoders": ("method.name=fissionvae", "rounds=3", "participation.rate=0.6"),
+    "private encoder and moments": ("sharing.scopes={encoder='silo'}", "local.keep_optimizer=true"),
+    "dp-sgd": (*DP, "local.batch_size=8"),
+    "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),
+}
+
+
+def reference_and_deployed(tmp_path: Path, config: Config) -> Deployment:
+    """The reference run in ``reference``, the deployed one in ``server``."""
+    federation = build_federation(config.data, Streams(config.seed))
+    train(config, tmp_path / "reference", federation)
+    deployment = Deployment(tmp_path, config, federation)
+    deployment.run()
+    return deployment
+
+
+def rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """A log without times and checksums."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "sha256")} for row in read_lines(path / name)]
+
+
+@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
+def test_the_server_learns_what_the_reference_engine_learns(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    reference_and_deployed(tmp_path, tiny_config("engine.name=reference", *overrides))
+    ours, theirs = load_checkpoint(tmp_path / "server"), load_checkpoint(tmp_path / "reference")
+    assert ours.round == theirs.round
+    assert ours.facts["participants"] == theirs.facts["participants"]
+    assert equal_bits(ours.server, theirs.server)
+    assert ours.silos == {}, "what silos keep is theirs"
+    assert rows(tmp_path / "server", "egress.jsonl") == rows(tmp_path / "reference", "egress.jsonl")
+
+
+def test_what_silos_keep_stays_with_them(tmp_path: Path) -> None:
+    config = tiny_config("engine.name=reference", *CASES["private encoder and moments"])
+    deployment = reference_and_deployed(tmp_path, config)
+    theirs = load_checkpoint(tmp_path / "reference").silos
+    assert len(theirs) == 4
+    for number, silo in enumerate(deployment.federation.silos):
+        kept = Shelf(deployment.home(number) / "rounds" / "run-1").state_before(config.rounds + 1)
+        assert equal_bits(kept.tensors, theirs[silo.name])
+
+
+def test_losses_are_in_the_reports_of_silos_alone(tmp_path: Path) -> None:
+    deployment = reference_and_deployed(tmp_path, tiny_config("engine.name=reference"))
+    at_server = rows(tmp_path / "server", "metrics.jsonl")
+    assert [sorted(row) for row in at_server] == [["participants", "round", "steps"]] * 2
+    kept = {"checkpoints", "egress.jsonl", "environment.json", "metrics.jsonl", "run.toml", "samples", "status.json"}
+    assert set(names_in(tmp_path / "server")) == kept
+    at_silos = [rows(deployment.home(n) / "runs" / "run-1", "metrics.jsonl") for n in range(4)]
+    for number, row in enumerate(rows(tmp_path / "reference", "metrics.jsonl")):
+        assert sum(own[number]["steps"] for own in at_silos) == row["steps"]
+        for term in (key for key in row if key.startswith("train/")):
+            mean = sum(own[number][term] * own[number]["steps"] for own in at_silos) / row["steps"]
+            assert mean == pytest.approx(row[term], rel=1e-6)
+
+
+def test_every_silo_pays_in_its_own_ledger_what_it_pays_in_a_simulation(tmp_path: Path) -> None:
+    deployment = reference_and_deployed(tmp_path, tiny_config("engine.name=reference", *CASES["dp-sgd"]))
+    theirs = {account.silo: account for account in read_accounts(tmp_path / "reference" / "ledger.sqlite")}
+    for number, silo in enumerate(deployment.federation.silos):
+        assert read_accounts(deployment.home(number) / "ledger.sqlite") == [theirs[silo.name]]
+        assert theirs[silo.name].spent > 0
+    assert not (tmp_path / "server" / "ledger.sqlite").exists()

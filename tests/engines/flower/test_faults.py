@@ -1,0 +1,295 @@
+"""Whatever goes wrong at one silo: it is said by name, and the run goes on with the others."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedloom.engines.flower.shelf
+from fedloom.config import Config
+from fedloom.engines.base import Result
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.rounds import ShortRoundError
+from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.work import update_frame, update_in
+from fedloom.engines.training import Trainer
+from fedloom.experiment import Observer, train
+from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.privacy.ledger import read_accounts
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.files import read_lines
+from fedloom.sharing.plan import BlockKey
+from fedloom.streams import Streams
+from local_grid import PROMPT, Deployment, Handler
+from support import equal_bits, tiny_config
+
+BAD = "mnist-1"
+
+
+def federation_for(config: Config) -> Federation:
+    return build_federation(config.data, Streams(config.seed))
+
+
+def deployed(path: Path, *overrides: str, **rules: Any) -> Deployment:
+    """Two silos of each of two groups; the second of the first group is the one that gives trouble."""
+    config = tiny_config("method.name=fedvae", "engine.name=reference", *overrides)
+    return Deployment(path, config, federation_for(config), replace(PROMPT, **rules))
+
+
+def server_of(path: Path) -> dict[str, Tensor]:
+    return load_checkpoint(path).server
+
+
+def without(deployment: Deployment, path: Path, rounds_missed: tuple[int, ...]) -> dict[str, Tensor]:
+    """What the server knows after a run in which the troublesome silo was never there in some rounds."""
+    sound = deployed(path, f"rounds={deployment.config.rounds}")
+    silo = sound.grid.handlers[BAD]
+
+    def missing(frame: Frame) -> Frame:
+        return Frame({"kind": "refused"}) if frame.header["round"] in rounds_missed else silo(frame)
+
+    sound.grid.handlers[BAD] = missing
+    return server_of(sound.run().folder.path)
+
+
+def failing(times: int, silo: Handler, error: Exception) -> Handler:
+    """Fails so many times, then does as it should."""
+    left = iter(range(times))
+
+    def handler(frame: Frame) -> Frame:
+        for _ in left:
+            raise error
+        return silo(frame)
+
+    return handler
+
+
+def test_a_silo_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path)
+    deployment.grid.handlers[BAD] = failing(1, deployment.grid.handlers[BAD], RuntimeError("worker died"))
+    deployment.run()
+    train(deployment.config, tmp_path / "reference", deployment.federation)
+    assert deployment.told("failed") == [(1, BAD)]
+    assert deployment.reasons("failed") == ["RuntimeError: worker died (Flower's error 2)"]
+    assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
+
+
+def test_a_silo_that_keeps_failing_is_done_without(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path / "failing")
+    deployment.grid.handlers[BAD] = failing(9, deployment.grid.handlers[BAD], RuntimeError("broken"))
+    run = deployment.run()
+    assert deployment.told("failed") == [(1, BAD), (1, BAD), (2, BAD), (2, BAD)]  # attempts = 2
+    assert [row["participants"] for row in run.metrics()] == [[0, 2, 3]] * 2
+    assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1, 2)))
+
+
+def test_a_silo_that_is_not_there_is_waited_for_only_a_while(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path)
+    deployment.grid.offline.add(BAD)
+    run = deployment.run()
+    assert deployment.told("missing") == [(1, BAD), (2, BAD)]
+    assert [row["participants"] for row in run.metrics()] == [[0, 2, 3]] * 2
+    assert all(PROMPT.grace < row["seconds"] < PROMPT.deadline for row in run.metrics())
+
+
+def test_a_silo_that_comes_back_takes_part_again(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, grace=5.0)
+    deployment.grid.offline.add(BAD)
+    threading.Timer(0.3, deployment.grid.offline.clear).start()
+    run = deployment.run()
+    assert [row["participants"] for row in run.metrics()] == [[0, 1, 2, 3]] * 2
+    assert deployment.told("missing") == []
+
+
+@pytest.mark.parametrize("stragglers", ["drop", "use"])
+def test_a_slow_silo(tmp_path: Path, stragglers: str) -> None:
+    """It is asked in round 1, and answers while round 2 waits for it."""
+    deployment = deployed(tmp_path, deadline=0.7, stragglers=stragglers)
+    silo, first_round_over = deployment.grid.handlers[BAD], threading.Event()
+
+    def slow(frame: Frame) -> Frame:
+        answer = silo(frame)
+        if frame.header["round"] == 1:
+            first_round_over.wait(20)
+        return answer
+
+    deployment.grid.handlers[BAD] = slow
+    other = deployment.grid.handlers["mnist-0"]
+
+    def prompt(frame: Frame) -> Frame:
+        if frame.header["round"] == 2:
+            first_round_over.set()
+        return other(frame)
+
+    deployment.grid.handlers["mnist-0"] = prompt
+    run = deployment.run()
+    assert deployment.told("missing") == [(1, BAD)]
+    assert [row["participants"] for row in run.metrics()] == [[0, 2, 3], [0, 1, 2, 3]]
+    if stragglers == "use":
+        assert (1, BAD) in deployment.told("answered")
+        assert [(row["round"], row["silo"]) for row in run.folder.egress()].count((1, BAD)) == 1
+    else:
+        assert deployment.told("late") == [(1, BAD)]
+        assert (2, BAD) in deployment.told("answered")
+
+
+Damage = Callable[[Frame], Frame]
+
+
+def changed(change: Callable[[str, Tensor], Tensor]) -> Damage:
+    """An update in which the encoder's tensors are changed."""
+
+    def damage(frame: Frame) -> Frame:
+        update = update_in(frame, BAD)
+        key = BlockKey("encoder", "all")
+        update.blocks[key].update({n: change(n, t) for n, t in update.blocks[key].items()})  # type: ignore[index]
+        return update_frame(update)
+
+    return damage
+
+
+def with_another_block(frame: Frame) -> Frame:
+    update = update_in(frame, BAD)
+    extra = {BlockKey("records", "silo=mnist-1"): {"x": torch.zeros(4)}}
+    return update_frame(replace(update, blocks={**update.blocks, **extra}))
+
+
+def with_another_payload(frame: Frame) -> Frame:
+    return update_frame(replace(update_in(frame, BAD), payloads={"losses": {"mean": torch.zeros(1)}}))
+
+
+def with_the_wrong_round(frame: Frame) -> Frame:
+    return replace(frame, header={**frame.header, "round": 7})
+
+
+def cut_short(frame: Frame) -> Frame:
+    return replace(frame, parts={name: part[:-3] for name, part in frame.parts.items()})
+
+
+def with_part_missing(frame: Frame) -> Frame:
+    return replace(frame, parts={name: part for name, part in frame.parts.items() if "decoder" not in name})
+
+
+def with_no_records(frame: Frame) -> Frame:
+    return replace(frame, header={**frame.header, "weights": {"all": -5.0}})
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "nan": (changed(lambda _, t: t * torch.nan), "silo 'mnist-1' sent values that are not finite in 'encoder@all/"),
+    "shapes": (changed(lambda _, t: t.repeat(2, *[1] * (t.ndim - 1))), "silo 'mnist-1' tried to send tensor"),
+    "dtype": (changed(lambda _, t: t.double()), r"as torch\.float64, not as torch\.float32"),
+    "norms": (changed(lambda _, t: 10 * t), r"silo 'mnist-1' sent an update of 'encoder@all' with norm .* 5 times"),
+    "undeclared block": (with_another_block, "silo 'mnist-1' tried to send block 'records@silo=mnist-1'"),
+    "undeclared payload": (with_another_payload, "silo 'mnist-1' tried to send payload 'losses'"),
+    "wrong round": (with_the_wrong_round, "silo 'mnist-1' sent round 7 when it was asked for 1"),
+    "cut short": (cut_short, "is not a table of tensors"),
+    "part missing": (with_part_missing, "silo 'mnist-1' sent no tensor .* of block 'decoder@all'"),
+    "no records": (with_no_records, r"silo 'mnist-1' says that it holds \{'all': -5.0\} records"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason: str) -> None:
+    deployment = deployed(tmp_path / "bad", "rounds=1")
+    silo = deployment.grid.handlers[BAD]
+    deployment.grid.handlers[BAD] = lambda frame: damage(silo(frame))
+    run = deployment.run()
+    assert deployment.told("rejected") == [(1, BAD)]
+    (told,) = deployment.reasons("rejected")
+    assert re.search(reason, told), told
+    assert run.folder.status["state"] == "finished"
+    assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1,)))
+
+
+def test_a_round_without_its_minimum_can_be_resumed(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, minimum=4, deadline=0.4)
+    deployment.grid.offline.add(BAD)
+    with pytest.raises(
+        ShortRoundError, match=r"round 1 has 3 of the 4 updates that it needs .* 'mnist-1' sent nothing in time"
+    ):
+        deployment.run()
+    deployment.grid.offline.clear()
+    assert deployment.run().folder.status["state"] == "finished"
+    train(deployment.config, tmp_path / "reference", deployment.federation)
+    assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
+
+
+class Killed(Observer):
+    """A server that dies while a round's results come in."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def silo_done(self, context: RoundContext, result: Result) -> None:
+        if context.round == self._round and result.silo == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("overrides", [(), ("sharing.scopes={encoder='silo'}", "local.keep_optimizer=true")])
+def test_a_server_that_died_goes_on_and_silos_send_the_same_again(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    deployment = deployed(tmp_path, "rounds=3", *overrides)
+    with pytest.raises(KeyboardInterrupt):
+        deployment.run(observer=Killed(2))
+    assert load_checkpoint(tmp_path / "server").round == 1
+    assert all(2 in Shelf(deployment.home(number) / "rounds" / "run-1").rounds() for number in range(4))
+    deployment.run()
+    train(deployment.config, tmp_path / "reference", deployment.federation)
+    assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
+    for number in range(4):
+        rows = read_lines(deployment.home(number) / "runs" / "run-1" / "metrics.jsonl")
+        assert [row["round"] for row in rows] == [1, 2, 3]
+
+
+def test_an_answer_that_was_lost_is_not_trained_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = deployed(tmp_path, "privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8")
+    silo, trained = deployment.grid.handlers[BAD], []
+    lost = iter(("lost",))
+    original = Trainer.train
+
+    def counted(self: Trainer, task: Any) -> Result:
+        trained.append((task.silo, task.context.round))
+        return original(self, task)
+
+    def losing(frame: Frame) -> Frame:
+        answer = silo(frame)
+        for _ in lost:
+            raise ConnectionError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(Trainer, "train", counted)
+    deployment.grid.handlers[BAD] = losing
+    deployment.run()
+    assert deployment.told("failed") == [(1, BAD)]
+    assert sorted(trained) == [(silo, round) for silo in range(4) for round in (1, 2)]
+    (account,) = read_accounts(deployment.home(1) / "ledger.sqlite")
+    assert account.releases[0].charges == 2
+
+
+def test_a_silo_whose_budget_is_spent_says_so_and_sits_out(tmp_path: Path) -> None:
+    overrides = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=rdp")
+    deployment = deployed(tmp_path, *overrides)
+    deployment.run("first", "run-1")
+    deployment.events.clear()
+    with pytest.raises(ShortRoundError, match="refused: silo 'mnist-0' sits out round 1"):
+        deployment.run("second", "run-2")  # the budget belongs to the data, not to the run
+    assert {event.event for event in deployment.events} == {"asked", "refused"}
+
+
+def test_a_full_disk_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = deployed(tmp_path, "privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8")
+    monkeypatch.setattr(fedloom.engines.flower.shelf, "SPARE", 2**80)
+    with pytest.raises(ShortRoundError):
+        deployment.run()
+    assert sorted(deployment.told("failed")) == sorted(2 * [(1, silo.name) for silo in deployment.federation.silos])
+    assert all("no space is left on the disk" in reason for reason in deployment.reasons("failed"))
+    assert not (deployment.home(1) / "ledger.sqlite").exists()

@@ -1,0 +1,219 @@
+"""Distributed noise: what qualifies, what each silo adds, what the sum then has, and what the server sees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedloom.engines.base import initial_state
+from fedloom.engines.charging import Charging
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
+from fedloom.errors import ConfigError, FedloomWarning
+from fedloom.experiment import Experiment
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Method, Release, ServerState
+from fedloom.privacy.ledger import Ledger, read_accounts
+from fedloom.privacy.releases import BoundedSum, Unbounded
+from fedloom.privacy.summary import summarise
+from fedloom.sharing.merge import aggregate
+from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, BlockKey, Payload, SharingPlan, Tensors
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+from support import federation_of, tiny_config
+
+SILOS, TOLERATED, WIDTH, BOUND = 5, 1, 4000, 0.5
+FEDERATION = federation_of(*([0] * 20 for _ in range(SILOS)))
+EVERYBODY = RoundContext(1, 2, tuple(range(SILOS)))
+DISTRIBUTED = (
+    "privacy.mechanism=dp-sgd",
+    "privacy.epsilon=3",
+    "privacy.accountant=rdp",
+    "privacy.trust=distributed",
+    f"privacy.tolerated={TOLERATED}",
+)
+ONE_STEP = ("method.name=fedvae", "local.steps=1", "local.optimizer=sgd", "local.batch_size=10")
+
+
+def nothing(model: nn.Module, batch: Batch) -> Tensors:
+    """Contributions that are zero, so that what is sent is noise alone."""
+    return {"sum": torch.zeros(len(batch.x), WIDTH)}
+
+
+def build(_: Site) -> nn.Module:
+    return nn.Identity()
+
+
+class Recorder:
+    """A server step that keeps what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[list[Update]] = []
+
+    def initial(self, streams: Streams) -> ServerState:
+        return ServerState({})
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        self.shown.append(list(updates))
+        return server
+
+
+PAYLOAD = Payload("noise", "for a test", {"sum": (WIDTH,)})
+RELEASE = Release(PAYLOAD, BoundedSum(nothing, BOUND), "every")
+
+
+def sums(release: Release = RELEASE) -> Method:
+    plan = SharingPlan({}, ("a",), (RECORD_COUNT, release.payload))
+    return Method("sums", plan, build, (), Recorder(), {}, releases=(release,))
+
+
+def trainer_of(*overrides: str, method: Method | None = None) -> Trainer:
+    experiment = Experiment.of(tiny_config(*DISTRIBUTED, *overrides), FEDERATION)
+    return (experiment if method is None else replace(experiment, method=method)).trainer
+
+
+def updates_of(trainer: Trainer) -> list[Update]:
+    tasks = ReferenceEngine(trainer).tasks(initial_state(trainer.method, FEDERATION, trainer.config), EVERYBODY)
+    return [trainer.train(task).update for task in tasks]
+
+
+def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
+    """Without one of the silos and the noise of another that looks on: sigma^2, to 5 standard errors."""
+    trainer = trainer_of(method=sums())
+    sigma = trainer.privacy[0].release_noise["noise"]
+    assert all(plan.release_noise["noise"] == sigma for plan in trainer.privacy)
+    sent = [update.payloads["noise"]["sum"].double() for update in updates_of(trainer)]
+    error = 5 * math.sqrt(2 / WIDTH)
+    for present in itertools.combinations(sent, SILOS - 1 - TOLERATED):
+        assert torch.stack(present).sum(dim=0).var().item() == pytest.approx((sigma * BOUND) ** 2, rel=error)
+    for present in itertools.combinations(sent, SILOS - TOLERATED):
+        assert torch.stack(present).sum(dim=0).var().item() == pytest.approx((sigma * BOUND) ** 2 * 4 / 3, rel=error)
+
+
+def test_a_step_has_a_share_of_the_noise() -> None:
+    """A step of SGD is linear in the noise: from the step without noise it moves as far as its share says."""
+    without, shared = (trainer_of(*ONE_STEP, f"privacy.noise_multiplier={sigma}") for sigma in (1e-9, 2.0))
+    alone = trainer_of(*ONE_STEP, "privacy.noise_multiplier=2.0", "privacy.trust=local")
+    assert shared.privacy[0].events(1) == alone.privacy[0].events(1)
+    weight = (BlockKey("decoder", "all"), "layers.0.weight")
+    start, theirs, ours = (
+        [update.blocks[weight[0]][weight[1]] for update in updates_of(trainer)] for trainer in (without, alone, shared)
+    )
+    for silo in range(SILOS):
+        share = 1 / math.sqrt(SILOS - 1 - TOLERATED)
+        torch.testing.assert_close(ours[silo] - start[silo], share * (theirs[silo] - start[silo]), rtol=1e-3, atol=1e-6)
+
+
+def test_the_server_is_shown_the_sum_alone() -> None:
+    method = sums()
+    trainer = trainer_of(method=method)
+    sent = updates_of(trainer)
+    start = initial_state(trainer.method, FEDERATION, trainer.config)
+    ReferenceEngine(trainer).round(start, EVERYBODY, lambda _: None)
+    assert isinstance(method.server_step, Recorder)
+    ((shown,),) = method.server_step.shown
+    assert (shown.silo, shown.weights["all"]) == ("all", 100.0)
+    total = torch.stack([update.payloads["noise"]["sum"].double() for update in sent]).sum(dim=0)
+    torch.testing.assert_close(shown.payloads["noise"]["sum"], total.float())
+
+
+def test_the_sum_of_blocks_is_their_plain_mean() -> None:
+    key = BlockKey("w", "all")
+    updates = [Update(f"s{i}", 1, {key: {"x": torch.tensor([float(i)])}}, {"all": 10.0 * i}) for i in range(4)]
+    found = aggregate(updates, SharingPlan({"w": GLOBAL}, ("a",)))
+    assert found.blocks[key]["x"].item() == 1.5
+    assert found.weights == {"all": 60.0}
+
+
+def test_everybody_adds_noise_for_the_strictest() -> None:
+    trainer = trainer_of(*ONE_STEP, "privacy.budgets.silo-2=1.0")
+    strict, lenient = trainer.privacy[2], trainer.privacy[0]
+    assert lenient.noise == strict.noise
+    for plan, epsilon in ((strict, 1.0), (lenient, 3.0)):
+        spent = plan.budget.spent([plan.events(number)["update"] for number in (1, 2)])
+        assert 0.99 <= spent <= 1.0 <= epsilon
+
+
+def test_a_run_says_whom_to_trust_and_what_each_adds(tmp_path: Path) -> None:
+    run = Experiment.of(tiny_config(*DISTRIBUTED, *ONE_STEP), FEDERATION).run(tmp_path / "run")
+    assert [row["steps"] for row in run.metrics()] == [SILOS, SILOS]
+    told = summarise(run.config.privacy, run.folder.ledger)
+    assert told.parts["trust"] == (
+        "distributed: each of 5 silos adds 0.577 of the noise: one must trust that only the sum is seen (secure "
+        "aggregation, simulated here) and that at most 1 silos collude or drop out"
+    )
+    assert all(0.99 * 3 <= account.spent <= 3 for account in read_accounts(run.folder.ledger))
+
+
+@pytest.mark.parametrize(("absent", "present"), [((2,), (0, 1, 3, 4)), ((2, 4), ())])
+def test_more_dropouts_than_are_tolerated_stop_the_round(
+    absent: tuple[int, ...], present: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A silo whose budget other runs have spent drops out."""
+    trainer = trainer_of(*ONE_STEP)
+    charging = Charging(trainer, tmp_path / "ledger.sqlite")
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for silo in absent:
+        for number in (8, 9):
+            ledger.charge(
+                "other", f"silo-{silo}", number, "update", trainer.privacy[silo].events(1)["update"], content=""
+            )
+    with pytest.warns(FedloomWarning) as told:
+        context = charging.admitted(initial_state(trainer.method, FEDERATION, trainer.config), EVERYBODY)
+    assert context.participants == present
+    stopped = "nobody takes part in round 1: 2 silos are missing, and without their noise"
+    assert any(stopped in str(warning.message) for warning in told) == (not present)
+    charging.close()
+    ledger.close()
+
+
+UNSAFE = replace(RELEASE, statistic=Unbounded(lambda *_: {}, "it is a median"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "method", "complaint"),
+    [
+        ((), None, r"a silo takes \d+ steps in a round; set local.steps = 1"),
+        (("local.optimizer=adam",), None, "the steps of 'adam' are not proportional to the sum"),
+        (("method.name=fissionvae",), None, "block 'decoder', which is trained on records, has scope 'group', not"),
+        (("sharing.scopes.encoder=silo",), None, "block 'encoder', which is trained on records, has scope 'silo', not"),
+        (("privacy.clipping=quantile",), None, "privacy.clipping = 'quantile' makes each silo's bound another"),
+        (("participation.rate=0.5",), None, r"silos are absent from some rounds \(participation.rate = 0.5\)"),
+        (("sharing.weights=equal-groups",), None, "silos weigh differently in the mean; set sharing.weights = 'equal'"),
+        ((), sums(UNSAFE), "payload 'noise' is no such sum: it is a median"),
+        (("privacy.tolerated=4",), sums(), "5 silos cannot tolerate 4 colluders and dropouts; allowed are 0 to 3"),
+    ],
+)
+def test_what_is_no_single_sum_is_refused_by_name(
+    overrides: tuple[str, ...], method: Method | None, complaint: str
+) -> None:
+    steps = ONE_STEP if overrides else ONE_STEP[:1]
+    with pytest.raises(ConfigError, match=complaint):
+        trainer_of(*steps, *overrides, method=method)
+
+
+def test_a_method_that_trains_and_sends_payloads_is_refused() -> None:
+    """What a silo's records did to its model would move every contribution that the model takes part in."""
+    method = Experiment.of(tiny_config(*ONE_STEP), FEDERATION).method
+    with pytest.raises(ConfigError, match="method 'fedvae' both trains and sends payload 'noise'"):
+        trainer_of(*ONE_STEP, method=replace(method, releases=(RELEASE,)))
+
+
+def test_equal_weights_let_silos_of_unequal_size_share_noise() -> None:
+    unequal = federation_of([0] * 20, [0] * 30, [0] * 40)
+    settings = (*DISTRIBUTED, *ONE_STEP)
+    with pytest.raises(ConfigError, match="silos weigh differently"):
+        _ = Experiment.of(tiny_config(*settings), unequal).trainer
+    trainer = Experiment.of(tiny_config(*settings, "sharing.weights=equal"), unequal).trainer
+    assert len({tuple(plan.noise.values()) for plan in trainer.privacy}) == 1
+    assert len({plan.rate for plan in trainer.privacy}) == 3
