@@ -86,8 +86,7 @@ class Charging:
             # With the seed (in the configuration) all that determines the release: doing it again is the same one.
             content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
             try:
-                for release, event in plan.events(context.round).items():
-                    self._ledger.charge(run, silo.name, context.round, release, event, content=content)
+                self._ledger.charge_all(run, silo.name, context.round, plan.events(context.round), content=content)
             except BudgetSpentError as error:
                 warnings.warn(str(error), FedloomWarning, stacklevel=2)
             else:

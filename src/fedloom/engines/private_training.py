@@ -17,7 +17,7 @@ from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
-from fedloom.privacy.noise import Moment, StreamNoise, coins
+from fedloom.privacy.noise import Moment, Randomness
 from fedloom.privacy.per_example import Watch, require_faithful, require_separate_examples
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
@@ -42,12 +42,13 @@ PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class PrivateTraining:
-    """One silo's round under DP-SGD, with the coins and the noise of a simulation."""
+    """One silo's round under DP-SGD."""
 
     mechanism: DPSGD
     silo: Silo
     task: Task
     streams: Streams
+    randomness: Randomness  # of coins and noise
     batch_size: int
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
 
@@ -112,8 +113,8 @@ class PrivateTraining:
             )
             for name, term in {"loss": losses.total, **losses.terms}.items():
                 terms[name] = terms.get(name, torch.zeros(())) + (term.detach() * each.mask).sum()
-        secret = StreamNoise(self.streams)
-        gradients, following = mechanism.release(total_of(sums), mechanism.draw(learner.parameters, secret, moment))
+        secret = mechanism.draw(learner.parameters, self.randomness, moment)
+        gradients, following = mechanism.release(total_of(sums), secret)
         self.bounds[phase.name] = following
         learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
@@ -130,7 +131,7 @@ class PrivateTraining:
     def _drawn(self, moments: Tensor) -> list[list[Pass]]:
         """The batches of these moments, whole."""
         silo, round = self.task.silo, self.task.context.round
-        chosen = coins(self.streams, len(self._sizes), silo=silo, round=round, step=moments) < self.mechanism.rate
+        chosen = self.randomness.coins(len(self._sizes), silo, round, moments) < self.mechanism.rate
         rows = capacity(self._sizes, self.mechanism.rate)
         return [batch_passes(torch.nonzero(each).flatten(), self._subject, rows) for each in chosen]
 

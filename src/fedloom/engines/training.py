@@ -22,7 +22,7 @@ from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
 from fedloom.privacy.releases import SumNoise
 from fedloom.sharing.plan import Down, Tensors
@@ -51,11 +51,17 @@ class Trainer:
     method: Method
     federation: Federation
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
+    secret: Randomness | None = None  # of coins and noise; None: the experiment's streams, as in a simulation
 
     @cached_property
     def streams(self) -> Streams:
         """The experiment's random streams."""
         return Streams(self.config.seed)
+
+    @cached_property
+    def randomness(self) -> Randomness:
+        """Of the mechanism's coins and noise."""
+        return self.secret or StreamNoise(self.streams)
 
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
@@ -124,7 +130,9 @@ class Trainer:
         if not learners:
             return
         if task.mechanism is not None:
-            private = PrivateTraining(task.mechanism, silo, task, self.streams, self.config.local.batch_size, bounds)
+            private = PrivateTraining(
+                task.mechanism, silo, task, self.streams, self.randomness, self.config.local.batch_size, bounds
+            )
             units = self.privacy[task.silo].units
             limit = local_steps(self.config, units) if task.step_limit is None else task.step_limit
             yield from private.steps(limit, model, learners, received, plain_step)
@@ -250,7 +258,7 @@ class Trainer:
                 plan = self.privacy[silo]
                 unit = unit_numbers(owner, plan.settings.unit)
                 multiplier = plan.trust.share * plan.release_noise[release.name]
-                noise = SumNoise(multiplier, unit, StreamNoise(self.streams))
+                noise = SumNoise(multiplier, unit, self.randomness)
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 
