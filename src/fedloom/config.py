@@ -83,6 +83,12 @@ class ModelConfig:
     top_latent: int = field(default=20, metadata=at_least(1))
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     kl_weight: float = field(default=1.0, metadata=at_least(0))
+    # How steep decoders may be. A certified bound on the Lipschitz constant of the mean image (0: none), and a penalty
+    # that is no bound; the limit is that of "jacobian" alone.
+    lipschitz: float = field(default=0.0, metadata=at_least(0))
+    penalty: Literal["none", "jacobian", "align-penalty"] = "none"
+    penalty_weight: float = field(default=1.0, metadata=at_least(0))
+    penalty_limit: float = field(default=1.0, metadata=above(0))
 
     def changed(self, changes: Mapping[str, Any], path: str, allowed: Sequence[str]) -> ModelConfig:
         """These settings with some others, of those that are allowed to differ under ``path``."""

@@ -85,6 +85,9 @@ KEYS: dict[str, set[str]] = {
         for what in ("distance-ratio", "copy-rate")
         for group in GROUPS
     },
+    "lipschitz": {
+        f"lipschitz/{what}/group={group}" for what in ("certified/n1", f"sampled-max/n{COUNT}") for group in GROUPS
+    },
     "secret-priors": {
         f"domain-hit/domain-cnn-z1-prior-of-{other}/n{COUNT}/group={group}" for group, other in (GROUPS, GROUPS[::-1])
     }

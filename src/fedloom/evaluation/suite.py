@@ -326,6 +326,7 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "probe": representation,
     "memorisation": copies,
     "secret-priors": secret_priors,
+    "lipschitz": lipschitz,
     "cost": cost,
 }
 ON_FEATURES = {"frechet", "frechet-paper", "kernel", "inception-score", "manifold"}

@@ -183,8 +183,8 @@ class Watch:
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not torch.is_grad_enabled():  # a constant of this loss
-                return output
+            if not torch.is_grad_enabled() or (self._taps is None and not output.requires_grad):
+                return output  # a constant of this loss, or inside a derivative, whose own gradient is out of sight
             if self._taps is not None:
                 output = output + self._taps[len(self.calls)].to(output.dtype)
             self.calls.append(Call(name, layer, inputs[0], output))
