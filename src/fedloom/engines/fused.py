@@ -69,7 +69,7 @@ class FusedEngine:
         # Layers are rewritten in place, and not alike in every engine.
         self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
-        self._watches = [
+        self._probes = [
             [probed(trainer, stack, phase) for phase in trainer.method.phases] if trainer.privacy else []
             for stack in self._stacks
         ]
@@ -192,7 +192,7 @@ class FusedEngine:
             size = min(self.chunk, len(stack.silos))
             common = trainer, stack, size, self._trials[number], options.precision, options.compiled
             if trainer.privacy:
-                program: StackProgram = PrivateProgram(*common, self._watches[number], options.host_noise)
+                program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
