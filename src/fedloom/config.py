@@ -154,6 +154,7 @@ class PrivacyConfig:
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
+    pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,8 @@ class FusedEngine:
 
     def __init__(self, trainer: Trainer, options: FusedOptions, stacks: Sequence[Stack] | None = None) -> None:
         """``stacks`` that another engine has as well spare their records a second way to the device."""
+        if trainer.config.privacy.pretraining:
+            raise UnsupportedError("privacy.pretraining is not built into the fused engine")
         if not trainer.method.phases:
             raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self._trainer, self._options = trainer, options

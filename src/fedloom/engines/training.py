@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ from fedloom.streams import Streams
 
 _DRAWING = threading.Lock()  # new weights come from torch's global generator, which all threads share
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
+PRETRAINING_ROUND = 0  # whose coins and noise no round has
 
 
 def local_steps(config: Config, records: int) -> int:
@@ -83,6 +84,7 @@ class Trainer:
         received = {name: tensor.clone() for name, tensor in task.received.items()}
         learners = [self._learner(phase, model, task.state) for phase in self.method.phases]
         bounds = _under(BOUND, task.state.tensors)
+        self._pretrain(silo, task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
         steps = 0
@@ -144,6 +146,20 @@ class Trainer:
                 found = plain_step(learner, batch, noise)
                 terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
             yield terms
+
+    def _pretrain(self, silo: Silo, task: Task, model: nn.Module, received: Tensors, bounds: Tensors) -> None:
+        """In a silo's first round, before its other steps: private ones on what nothing comes down for."""
+        if task.step_limit is not None or not self.privacy or not self.privacy[task.silo].pretrains(task.context.round):
+            return
+        before = replace(
+            task,
+            context=replace(task.context, round=PRETRAINING_ROUND),
+            mechanism=self.privacy[task.silo].pretraining_mechanism,
+            step_limit=self.config.privacy.pretraining,
+        )
+        learners = [self._learner(phase, model, SiloState()) for phase in pretraining_phases(self.method)]
+        for _ in self._steps(silo, before, model, learners, received, bounds):
+            pass
 
     def _step(
         self,
@@ -274,6 +290,13 @@ class Trainer:
 def _under(prefix: str, tensors: Tensors) -> Tensors:
     """Copies of what lies under a prefix."""
     return {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def pretraining_phases(method: Method) -> list[Phase]:
+    """The phases as far as they train what is a silo's own: whatever comes down would overwrite the rest."""
+    own = {block for block, rule in method.plan.blocks.items() if rule.down is Down.NOTHING}
+    found = [replace(phase, trains=tuple(b for b in phase.trains if b in own)) for phase in method.phases]
+    return [phase for phase in found if phase.trains]
 
 
 def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:

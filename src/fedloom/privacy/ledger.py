@@ -209,7 +209,7 @@ class Ledger:
     ) -> bytes:
         """What a silo of a deployment sends for a round: what it finished before, byte for byte, else something new.
 
-        Only what is new is paid for, before ``make`` is called, and noted here before it is stored: a crash at any point
+        Only what is new is paid for, before ``make`` is called, and it is noted here before it is stored: a crash
         leaves either bytes that may be sent again or a charge for nothing.
         """
         if stored is not None and self._is_finished(run, silo, round, releases, _sha256(stored)):
