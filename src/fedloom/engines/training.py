@@ -187,7 +187,10 @@ class Trainer:
         for epoch in itertools.count():
             order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
             steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
-            noise = [self._noise(phase, task, steps, min(size, count)) for phase in self.method.phases]
+            noise = [
+                objective_noise(self.streams, phase, min(size, count), task.silo, task.context.round, steps)
+                for phase in self.method.phases
+            ]
             for i in range(per_epoch):
                 index = order[i * size : (i + 1) * size]
                 rows = len(index)
@@ -195,19 +198,6 @@ class Trainer:
                     batch_of(silo.train, index),
                     [{name: tensor[i, :rows] for name, tensor in phase.items()} for phase in noise],
                 )
-
-    def _noise(self, phase: Phase, task: Task, steps: Tensor, rows: int) -> dict[str, Tensor]:
-        return {
-            name: self.streams.normal(
-                f"noise/{phase.name}/{name}",
-                rows,
-                math.prod(shape),
-                silo=task.silo,
-                round=task.context.round,
-                step=steps,
-            ).reshape(len(steps), rows, *shape)
-            for name, shape in phase.objective.noise.items()
-        }
 
     def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
@@ -252,7 +242,7 @@ class Trainer:
             silo, model = self.federation.silos[index], self._model(site_of(self.federation, index))
             for phase in self.method.phases:
                 if phase.touches_records:
-                    check_private(model, phase, parameters_of(phase, model), silo, self.streams)
+                    check_private(model, phase, silo, self.streams)
 
             for release in self.method.releases:
                 release.statistic.check(silo.train, model)
