@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -223,3 +226,16 @@ def test_a_tiny_constant_escapes_vacuity_but_not_the_doubts() -> None:
     assert curve == pytest.approx([0, curve[1], 2 * curve[1]])
     with pytest.raises(ConfigError, match="data_radius is -1"):
         align_bound(1.0, -1, 1.0, 1, 1)
+
+
+def test_the_figure_of_the_bound_is_drawn_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).parents[2] / "papers" / "align-fl" / "figure6.py"
+    runpy.run_path(str(script))["main"](tmp_path / "figure6.svg")
+    lines = ElementTree.parse(tmp_path / "figure6.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 8, "a solid and a dashed part for each of four constants"
+    solid = [len((line.get("points") or "").split()) for line in lines[::2]]
+    assert solid[0] == 71, "with L = 1e-12 the bound is never vacuous"
+    assert solid[3] == 9, "with L = 1 it is beyond a radius of 1 / (8 R_z) = 0.026"
+    told = capsys.readouterr().out
+    assert "no DP guarantee: the bound (epsilon 8.2e+06) is vacuous" in told
+    assert "needs L <= 1.5e-12" in told
