@@ -18,7 +18,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedloom.config import Config
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import answered, frame_of
-from fedloom.engines.flower.rounds import Event, FlowerEngine, RoundRules
+from fedloom.engines.flower.rounds import Event, FlowerEngine
+from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.silo import Agreement, SiloService
 from fedloom.engines.flower.wire import Wire
 from fedloom.experiment import Experiment, Observer, Run

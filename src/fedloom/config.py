@@ -83,6 +83,12 @@ class ModelConfig:
     top_latent: int = field(default=20, metadata=at_least(1))
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     kl_weight: float = field(default=1.0, metadata=at_least(0))
+    # How steep decoders may be. A certified bound on the Lipschitz constant of the mean image (0: none), and a penalty
+    # that is no bound; the limit is that of "jacobian" alone.
+    lipschitz: float = field(default=0.0, metadata=at_least(0))
+    penalty: Literal["none", "jacobian", "align-penalty"] = "none"
+    penalty_weight: float = field(default=1.0, metadata=at_least(0))
+    penalty_limit: float = field(default=1.0, metadata=above(0))
 
     def changed(self, changes: Mapping[str, Any], path: str, allowed: Sequence[str]) -> ModelConfig:
         """These settings with some others, of those that are allowed to differ under ``path``."""
@@ -116,6 +122,11 @@ class DataConfig:
     alpha: float = field(default=0.3, metadata=above(0))
     classes_per_silo: int = field(default=2, metadata=at_least(1))
     records_per_silo: int = field(default=0, metadata=at_least(0))
+    validation: float = field(
+        default=0.0, metadata=share()
+    )  # of each silo's records, for choices that it makes at home
+    condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
+    records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
 
 
@@ -145,6 +156,7 @@ class PrivacyConfig:
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
+    pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,15 @@ import multiprocessing
 import os
 import signal
 import time
+from hashlib import sha256
 from pathlib import Path
 
 from fedloom.config import Config
-from fedloom.experiment import resume, train
+from fedloom.engines.base import Result
+from fedloom.experiment import Observer, resume, train
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from privacy import sqlite_faults
 
 # Forked from a server that has imported everything (optimisers import dynamo) but never trained: quick to start.
 processes = multiprocessing.get_context("forkserver")
@@ -65,3 +70,36 @@ def _let_die(process: multiprocessing.process.BaseProcess) -> None:
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+class Witness(Observer):
+    """Notes every release as it is made: round, silo and the bytes that left."""
+
+    def __init__(self, seen: Path) -> None:
+        self._seen = seen
+
+    def silo_done(self, context: RoundContext, result: Result) -> None:
+        found = sha256()
+        for key, block in sorted(result.update.blocks.items()):
+            for name, tensor in sorted(block.items()):
+                found.update(f"{key}/{name}".encode() + tensor.contiguous().numpy().tobytes())
+        with self._seen.open("a") as file:
+            file.write(f"{context.round}/{result.update.silo}/{found.hexdigest()}\n")
+
+
+def _live(config: Config, federation: Federation, out: Path, write: int) -> None:
+    sqlite_faults.die_at_write(itertools.count(1), write)
+    witness = Witness(out.with_name("seen"))
+    if out.exists():
+        resume(out, federation, witness)
+    else:
+        train(config, out, federation, witness)
+
+
+def live_until_ledger_write(config: Config, federation: Federation, out: Path, write: int) -> bool:
+    """Begin a run or go on with it, killed at a write of its ledger; whether it came to its end."""
+    process = processes.Process(target=_live, args=(config, federation, out, write))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0

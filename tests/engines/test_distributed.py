@@ -185,8 +185,9 @@ UNSAFE = replace(RELEASE, statistic=Unbounded(lambda *_: {}, "it is a median"))
     [
         ((), None, r"a silo takes \d+ steps in a round; set local.steps = 1"),
         (("local.optimizer=adam",), None, "the steps of 'adam' are not proportional to the sum"),
-        (("method.name=fissionvae",), None, "block 'decoder', which is trained on records, has scope 'group', not"),
-        (("sharing.scopes.encoder=silo",), None, "block 'encoder', which is trained on records, has scope 'silo', not"),
+        (("method.name=fissionvae",), None, "block 'decoder' has scope 'group', not 'global'"),
+        (("sharing.scopes.encoder=silo",), None, "block 'encoder' has scope 'silo', not 'global'"),
+        (("method.name=moon",), None, "block 'history' has scope 'silo', not 'global'"),
         (("privacy.clipping=quantile",), None, "privacy.clipping = 'quantile' makes each silo's bound another"),
         (("participation.rate=0.5",), None, r"silos are absent from some rounds \(participation.rate = 0.5\)"),
         (("sharing.weights=equal-groups",), None, "silos weigh differently in the mean; set sharing.weights = 'equal'"),
@@ -207,6 +208,13 @@ def test_a_method_that_trains_and_sends_payloads_is_refused() -> None:
     method = Experiment.of(tiny_config(*ONE_STEP), FEDERATION).method
     with pytest.raises(ConfigError, match="method 'fedvae' both trains and sends payload 'noise'"):
         trainer_of(*ONE_STEP, method=replace(method, releases=(RELEASE,)))
+
+
+def test_weights_that_are_changed_after_the_step_are_refused() -> None:
+    """The mean of what every silo made of its noisy step is no function of the sum."""
+    method = Experiment.of(tiny_config(*ONE_STEP), FEDERATION).method
+    with pytest.raises(ConfigError, match="method 'fedvae' changes a silo's weights after its step"):
+        trainer_of(*ONE_STEP, method=replace(method, settle=lambda weights: weights))
 
 
 def test_equal_weights_let_silos_of_unequal_size_share_noise() -> None:

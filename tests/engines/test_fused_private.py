@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engines.one_answer import METHODS, Rounds, assert_one_answer, config_of, image_federation
+from engines.one_answer import (
+    CONVOLUTIONS,
+    METHODS,
+    Rounds,
+    assert_one_answer,
+    config_of,
+    image_federation,
+    rounds_of,
+)
+from fedloom.engines import fused, fused_poisson, fused_private, private_training
 from fedloom.engines.base import FederationState, initial_state
-from fedloom.engines.fused import FusedOptions
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow
+from fedloom.engines.fused_stack import stacks_of
+from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
+from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation
 from fedloom.privacy.ledger import read_accounts
+from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.sampling import poisson_sample
+from support import assert_same_run, federation_of, tiny_config
 
 CPU = torch.device("cpu")
 IN_CHUNKS = FusedOptions(CPU, chunk=3)
 DP = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8", "privacy.clip=2", "privacy.accountant=rdp")
-# Batches of 8 are expected: silos of one batch, with a rate of one, and of several.
+# Batches of 8 are expected: silos of one batch, with a rate of one, and of several; 4, 8, 6, 2 and 4 steps.
 UNEQUAL = image_federation({"a0": 12, "b0": 27, "a1": 17, "b1": 8, "a2": 16})
 MIXED = image_federation({"a0": 12, "m0": 21, "b1": 17, "m1": 9, "a2": 16})
 ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
+WRITTEN_OUT = "fedprox"  # uses parameters beside their layers, so that gradients must be written out
 
 
 def private_trainer(federation: Federation, *overrides: str) -> tuple[Trainer, FederationState]:
@@ -29,9 +47,147 @@ def private_trainer(federation: Federation, *overrides: str) -> tuple[Trainer, F
     return experiment.trainer, initial_state(experiment.method, experiment.federation, experiment.config)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedvae",
+        "+D",
+        "+H+L+D",
+        WRITTEN_OUT,
+        "private encoder, kept moments",
+        "sgd",
+        "branches of two architectures",
+        "mlp and convolutions",
+        "fedgan",
+    ],
+)
 def test_fused_equals_reference(name: str) -> None:
     assert_one_answer(*private_trainer(UNEQUAL, *METHODS[name]), ROUNDS, IN_CHUNKS)
+
+
+@pytest.mark.parametrize("name", ["+D", "fedgan"])
+def test_silos_of_several_groups(name: str) -> None:
+    assert_one_answer(*private_trainer(MIXED, *METHODS[name]), ROUNDS, IN_CHUNKS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("privacy.clipping=quantile",),
+        ("privacy.clipping=median",),
+        ("privacy.blocks=['decoder']",),
+        ("privacy.blocks=['decoder']", "model.network=conv", CONVOLUTIONS),
+        ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "privacy.allocation=late"),
+    ],
+    ids=["quantile", "median", "one block", "one block of convolutions", "noise of their own"],
+)
+def test_every_kind_of_mechanism(settings: tuple[str, ...]) -> None:
+    assert_one_answer(*private_trainer(UNEQUAL, *settings), ROUNDS, IN_CHUNKS)
+
+
+def with_subjects(federation: Federation) -> Federation:
+    """Somebody with five records, the others with one or two."""
+    silos = []
+    for silo in federation.silos:
+        subject = 100 - torch.arange(len(silo)) // 2
+        subject[-5:] = 7
+        silos.append(replace(silo, train=replace(silo.train, subject=subject)))
+    return replace(federation, silos=tuple(silos))
+
+
+@pytest.mark.parametrize("name", ["+D", WRITTEN_OUT])
+def test_subjects(name: str) -> None:
+    federation = with_subjects(image_federation({"a0": 12, "b0": 27, "a1": 19}))
+    overrides = ("privacy.unit=subject", "local.batch_size=3", *METHODS[name])
+    assert_one_answer(*private_trainer(federation, *overrides), ((0, 1), (0, 1, 2)), IN_CHUNKS)
+
+
+@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("clipping", ["quantile", "median"])
+def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of 5 rows for batches of 8 expected records, or 3 expected subjects."""
+    for module in (private_training, fused_poisson):
+        monkeypatch.setattr(module, "capacity", lambda *_: 5)
+    size = {"record": 8, "subject": 3}[unit]
+    settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
+    trainer, start = private_trainer(with_subjects(UNEQUAL), *settings, *METHODS["fedgan"])
+    (stack,) = stacks_of((trainer,), CPU)
+    windows = list(PrivateSchedule(stack, [stack.members[1]], 1).windows(100))
+    assert {window.usual for window in windows} == {True, False}
+    assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
+    assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
+
+
+def drawn_records(window: PrivateWindow, step: int, silo: int) -> list[int]:
+    """The rows of the stack that a silo's first phase sees in a step."""
+    passes = window.inputs[0]
+    return [int(r) for each in passes for r in each["index"][step, silo][each["mask"][step, silo] > 0]]
+
+
+def test_batches_are_those_that_were_accounted() -> None:
+    """Whoever the coins choose is in a pass, once; every phase that touches records has coins of its own."""
+    trainer, _ = private_trainer(UNEQUAL)
+    (phase,) = trainer.method.phases
+    method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
+    trainer = replace(trainer, method=method)
+    (stack,) = stacks_of((trainer,), CPU)
+    found = []
+    for window in PrivateSchedule(stack, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
+        for step in range(len(window)):
+            found.append([drawn_records(window, step, silo) for silo in range(window.silos)])
+    assert [len(each) for each in found] == [3, 3, 3, 3, 2, 2, 1, 1]
+    for step, batches in enumerate(found):
+        for silo, records in zip([1, 2, 0], batches, strict=False):
+            plan = trainer.privacy[silo]
+            chosen = poisson_sample(StreamNoise(trainer.streams), plan.units, plan.rate, Moment(silo, 3, 2 * step))
+            assert records == [stack.offsets[silo] + record for record in chosen.tolist()]
+
+
+def test_chunks_and_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fused.WINDOW_NUMBERS, "cpu", 1)
+    trainer, start = private_trainer(UNEQUAL, *METHODS["fedgan"])
+    assert_one_answer(trainer, start, ROUNDS, FusedOptions(CPU, chunk=5, matrix_convolutions=False))
+
+
+@pytest.mark.parametrize("name", ["+D", WRITTEN_OUT, "fedgan"])
+def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    trainer, start = private_trainer(UNEQUAL, *METHODS[name])
+    assert_one_answer(trainer, start, ROUNDS[:2], FusedOptions(CPU, chunk=3, compiled=True))
+
+
+@pytest.mark.parametrize("fault", ["noise", "bound", "scale"])
+def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No noise, a forgotten clip bound, or every silo with the first one's noise: the answers differ."""
+    program, clipped = fused_private.PrivateProgram, fused_private.ClippedPhase
+    if fault == "noise":
+        monkeypatch.setattr(program, "draw", lambda *_: None)
+    elif fault == "bound":
+        call = clipped.__call__
+        monkeypatch.setattr(clipped, "__call__", lambda self, w, b, r, bound: call(self, w, b, r, bound * 10))
+    else:
+        load = program.load
+
+        def alike(self: fused_private.PrivateProgram, *arguments: object) -> None:
+            load(self, *arguments)  # type: ignore[arg-type]
+            self._scales[0] = self._scales[0, 0].clone()
+
+        monkeypatch.setattr(program, "load", alike)
+    own = ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.b0=1")
+    with pytest.raises(AssertionError):
+        assert_one_answer(*private_trainer(UNEQUAL, *own), ((0, 1),), IN_CHUNKS)
+
+
+def test_a_gradient_that_is_not_a_number_is_refused_as_by_the_reference_engine() -> None:
+    """Where gradients are factored it counts for nothing; where they are written out together it spoils the others."""
+    federation = federation_of([0] * 12, [1] * 12)
+    federation.silos[1].train.x[3] = torch.nan
+    factored = private_trainer(federation, *METHODS["+D"])
+    assert_one_answer(*factored, ((0, 1),), IN_CHUNKS)
+    trainer, start = private_trainer(federation, *METHODS[WRITTEN_OUT])
+    for engine in (ReferenceEngine(trainer), FusedEngine(trainer, IN_CHUNKS)):
+        with pytest.raises(FedloomError, match="a gradient is not a number, so DP-SGD cannot bound"):
+            rounds_of(engine, start, ((0, 1),))
 
 
 def test_the_ledger_does_not_depend_on_the_engine(tmp_path: Path) -> None:
@@ -48,3 +204,13 @@ def test_the_ledger_does_not_depend_on_the_engine(tmp_path: Path) -> None:
     for row, truth in zip(runs["fused"].metrics(), runs["reference"].metrics(), strict=True):
         assert row["participants"] == truth["participants"]
         assert row["train/vae/loss"] == pytest.approx(truth["train/vae/loss"], rel=1e-4)
+
+
+def test_workers_do_not_change_a_private_run(tmp_path: Path) -> None:
+    federation = federation_of([0] * 40, [1] * 50)
+    keeping = ("privacy.clipping=quantile", "local.keep_optimizer=true", "sharing.scopes.encoder=silo")
+    for workers in (1, 2):
+        config = tiny_config(*DP, *keeping, f"engine.workers={workers}", "engine.name=reference")
+        train(config, tmp_path / str(workers), federation)
+    assert read_accounts(tmp_path / "1" / "ledger.sqlite") == read_accounts(tmp_path / "2" / "ledger.sqlite")
+    assert_same_run(tmp_path / "1", tmp_path / "2")

@@ -327,7 +327,7 @@ def of_the_batch(model: nn.Module, batch: Batch) -> Tensors:
     [
         (("privacy.shares.moment=0.1",), None, "privacy.shares: unknown payload 'moment'"),
         (("privacy.shares.moments=0.0",), None, r"privacy.shares.moments = 0 must be greater than 0"),
-        (("privacy.shares.moments=1.0",), None, "privacy.shares: payloads take 1 of the budget of silo 'silo-0'"),
+        (("privacy.shares.moments=1.0",), None, "privacy.shares: other releases take 1 of the budget of silo 'silo-0'"),
         ((), BoundedSum(of_the_batch), "what a record contributes to 'sum' depends on the other records of its batch"),
     ],
 )

@@ -85,6 +85,9 @@ KEYS: dict[str, set[str]] = {
         for what in ("distance-ratio", "copy-rate")
         for group in GROUPS
     },
+    "lipschitz": {
+        f"lipschitz/{what}/group={group}" for what in ("certified/n1", f"sampled-max/n{COUNT}") for group in GROUPS
+    },
     "secret-priors": {
         f"domain-hit/domain-cnn-z1-prior-of-{other}/n{COUNT}/group={group}" for group, other in (GROUPS, GROUPS[::-1])
     }
@@ -102,7 +105,7 @@ def test_every_key_says_what_was_computed(metric: str, evaluation: Evaluation) -
 
 
 def test_no_metric_is_forgotten() -> None:
-    assert set(METRICS) == set(KEYS) | {"cost", "inception-score"}
+    assert set(METRICS) == set(KEYS) | {"cost", "inception-score", "frechet-paper"}
 
 
 class Counting(Backbone):
@@ -123,7 +126,7 @@ class Counting(Backbone):
 def test_every_image_is_extracted_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = Counting()
     monkeypatch.setattr(evidence, "load_backbone", lambda *args, **options: backbone)
-    settings = replace(SETTINGS, metrics=tuple(ON_FEATURES))
+    settings = replace(SETTINGS, metrics=tuple(ON_FEATURES - {"frechet-paper"}))  # which is for one group
     evaluator, first = run.evaluation(settings=settings)
     assert backbone.seen == 1  # the trial
     found = evaluator.evaluate(first.generator)
@@ -171,6 +174,33 @@ def test_a_single_group_is_not_told_from_others(tmp_path: Path) -> None:
     evaluator, evaluation = run.evaluation(settings=replace(SETTINGS, metrics=("domain",)))
     with pytest.warns(FedloomWarning, match="metric 'domain' is left out: there is one group only"):
         assert evaluator.evaluate(evaluation.generator) == {}
+
+
+@pytest.fixture(scope="module")
+def one_group(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
+    """ALIGN-FL on the digits 0 to 3, with clothes among the records of one silo."""
+    outliers = ("source=fashion-mnist-sample", 'silos=["silo-1"]', "share=0.25")
+    overrides = ("data.source=mnist-sample", "data.partition=classes", *(f"data.outliers.{x}" for x in outliers))
+    config = tiny_config("method.name=align_fl", *overrides, "server.samples=20", "server.epochs=1", "rounds=1")
+    return train(config, tmp_path_factory.mktemp("one-group") / "run").evaluation(settings=SETTINGS)[1]
+
+
+def test_the_papers_distance_is_of_a_fifth_and_as_many_samples(one_group: Evaluation) -> None:
+    test, streams = one_group.real.federation.test, one_group.streams
+    fifth = streams.permutation("probe/paper", 1000)[800:]
+    samples = one_group.generator.sample(200, group="mnist", seed=streams.seed)
+    expected = frechet_distance(*(Moments.of(x.flatten(1)) for x in (as_float(test.x[fifth]), samples)))
+    assert measured("frechet-paper", one_group) == {"frechet/paper-pixels/n200": pytest.approx(expected, rel=1e-5)}
+
+
+def test_outliers_teach_a_probe_nothing(one_group: Evaluation) -> None:
+    (vae,), federation = one_group.autoencoders, one_group.real.federation
+    own = vae.training.y < 10
+    assert (~own).sum() == 10
+    assert federation.classes[-1] == "outlier"
+    train_records = vae.training.take(torch.nonzero(own).flatten())
+    scores = probe(vae.codes(train_records), train_records.y, vae.codes(federation.test), federation.test.y)
+    assert measured("probe", one_group)["probe/accuracy/n1000"] == scores.accuracy
 
 
 def test_held_out_records_are_the_same_for_every_seed(tmp_path: Path) -> None:
@@ -266,6 +296,7 @@ def test_encoders_that_stay_at_home_are_measured_one_by_one(tmp_path: Path) -> N
         ("secret-priors", ["method.name=fedgan", "model.channels=[2]"], "holds no encoder"),
         ("secret-priors", ["sharing.scopes.encoder=silo", "method.prior=wave"], "holds no encoder"),
         ("secret-priors", [], "the same prior"),
+        ("frechet-paper", [], "it is a protocol for a single group"),
     ],
 )
 def test_what_does_not_apply_is_left_out_with_one_warning(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.config import DataConfig
-from fedloom.errors import FedloomError
+from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.partitions import PARTITIONS, SIZED, divide
 from fedloom.federation.records import UNLABELLED, Dataset, Records
 from fedloom.streams import Streams
@@ -84,6 +84,14 @@ def test_groups_keep_each_silo_in_one_group() -> None:
 def test_disjoint_classes_are_consecutive_pairs_and_the_rest_is_nobodys() -> None:
     held = shares(dataset([4, 3, 2, 1, 0, 0, 1, 2]), partition="classes", silos=2, classes_per_silo=2)
     assert held == {"silo-0": [3, 4, 5, 6], "silo-1": [1, 2, 7]}
+
+
+def test_of_each_class_the_first_records_are_taken() -> None:
+    labels = [4, 3, 2, 1, 0, 0, 1, 2, 0, 3]
+    held = shares(dataset(labels), partition="classes", silos=2, classes_per_silo=2, records_per_class=1)
+    assert held == {"silo-0": [3, 4], "silo-1": [1, 2]}
+    with pytest.raises(ConfigError, match=r"data.records_per_class is for data.partition = 'classes', not 'iid'"):
+        shares(dataset(labels), partition="iid", silos=2, records_per_class=1)
 
 
 def test_natural_follows_the_owners_whatever_silos_says() -> None:

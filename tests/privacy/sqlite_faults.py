@@ -8,14 +8,20 @@ import itertools
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+from fedloom.federation.records import Records, Silo
 from fedloom.privacy.accounting import Budget, Gaussian
+from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.runs.files import write_atomically
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["fedloom.privacy.ledger", "_sqlite3"])
+processes.set_forkserver_preload(["fedloom.privacy.deployment", "fedloom.runs.files", "_sqlite3"])
 
 EVENT, BUDGET = Gaussian(4.0, 0.2, 10), Budget(50.0, 1e-5, "rdp")
 
@@ -80,9 +86,55 @@ def _live(path: Path, released: Path, rounds: int, number: int, content: str | N
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+SILO = Silo(
+    "north", Records(torch.zeros(20, 2), torch.zeros(20, dtype=torch.int64), torch.zeros(20, dtype=torch.int64))
+)
+RELEASES = {"update": EVENT, "moments": Gaussian(8.0)}
+
+
+def _deploy(home: Path, sent: Path, rounds: int, number: int) -> None:
+    """A run at a silo of a deployment, under a clock that runs backwards; killed also where an update is stored."""
+    count, clock, fsync = itertools.count(1), itertools.count(10**9, -1000), os.fsync
+    die_at_write(count, number)
+
+    def counted(descriptor: int) -> None:
+        if next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(descriptor)
+
+    os.fsync, time.time = counted, lambda: float(next(clock))
+    ledger = data_ledger(home / "ledger.sqlite", SILO, epsilon=50.0)
+    for round in range(1, rounds + 1):
+        shelf = home / f"round-{round}"
+
+        def store(data: bytes, shelf: Path = shelf) -> None:
+            write_atomically(shelf, data)
+
+        data = ledger.released(
+            "run",
+            "north",
+            round,
+            RELEASES,
+            content=None,
+            stored=shelf.read_bytes() if shelf.exists() else None,
+            make=lambda: os.urandom(8),  # secure noise: no two are alike
+            store=store,
+        )
+        with sent.open("a") as file:
+            file.write(f"{round}/{data.hex()}\n")
+
+
+def deploy(home: Path, sent: Path, rounds: int, number: int) -> bool:
+    """Whether the silo survived the run."""
+    return _survived(processes.Process(target=_deploy, args=(home, sent, rounds, number)))
+
+
 def live(path: Path, released: Path, rounds: int, number: int, content: str | None) -> bool:
     """Whether the silo survived its rounds."""
-    process = processes.Process(target=_live, args=(path, released, rounds, number, content))
+    return _survived(processes.Process(target=_live, args=(path, released, rounds, number, content)))
+
+
+def _survived(process: multiprocessing.process.BaseProcess) -> bool:
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import jacfwd
+from torch.func import functional_call, jacfwd, vmap
 
 from fedloom.errors import ConfigError
 from fedloom.models.convolutional import Upwards
 from fedloom.models.networks import Flat
 from fedloom.privacy.lipschitz import (
+    Bounded,
     align_bound,
     bound_spectrally,
+    bounded_decoder,
     certified_constant,
     gram_norm,
     latent_radius,
@@ -122,7 +127,7 @@ def test_bounded_decoders_stay_bounded_through_training(make) -> None:
         optimizer.zero_grad()
         (decoder(torch.randn(16, 3)) - target).square().mean().backward()
         optimizer.step()
-    layers = sum(isinstance(m, nn.Linear | nn.ConvTranspose2d) for m in decoder.modules())
+    layers = sum(isinstance(m, Bounded) for m in decoder.modules())
     assert certified_constant(decoder) <= 1.5**layers
     assert sampled_constant(decoder, torch.randn(50, 3)) <= 1.5**layers
 
@@ -130,7 +135,55 @@ def test_bounded_decoders_stay_bounded_through_training(make) -> None:
 def test_a_bound_leaves_flat_layers_alone() -> None:
     layer = nn.Linear(4, 4)
     nn.init.eye_(layer.weight)
-    torch.testing.assert_close(bound_spectrally(layer, limit=2.0).weight, torch.eye(4))
+    torch.testing.assert_close(Bounded(layer, limit=2.0).bounded(), torch.eye(4))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_bounded_layer_is_the_layer_with_a_shorter_weight(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = CONVOLUTIONS[name]
+    layer = make()
+    x = torch.randn(2, *shape)
+    bounded = Bounded(layer, limit=0.5)
+    assert bounded.weight is layer.weight
+    with torch.no_grad():
+        layer.weight.copy_(bounded.bounded())
+    torch.testing.assert_close(Bounded(layer, limit=1e9)(x), layer(x))
+    assert stretch(layer.double(), shape) <= 0.5
+
+
+@pytest.mark.parametrize("constant", [0.1, 5.0])
+@pytest.mark.parametrize(
+    "make", [lambda: Flat((3,), (8, 8), (20,)), lambda: Upwards(3, (4, 6), (1, 8, 8))], ids=["mlp", "conv"]
+)
+def test_a_bounded_decoder_has_the_constant_that_was_asked_for(make, constant: float) -> None:
+    """Weights a hundred times too large: every layer is at its limit, so the certificate is close to the constant."""
+    torch.manual_seed(0)
+    decoder = make()
+    names = set(decoder.state_dict())
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(100)
+    bounded = bounded_decoder(decoder, constant)
+    assert set(bounded.state_dict()) == names, "a checkpoint does not tell them apart"
+    image = nn.Sequential(bounded, nn.Sigmoid())
+    assert 0.8 * constant < certified_constant(image) <= constant
+    assert sampled_constant(image, torch.randn(50, 3)) <= constant
+
+
+def test_bounded_layers_can_be_stacked_and_do_not_notice_autocast() -> None:
+    torch.manual_seed(0)
+    decoder = bounded_decoder(Flat((3,), (8,), (5,)), 0.1)
+    weights = {name: torch.stack([p.detach(), 50 * p.detach()]) for name, p in decoder.named_parameters()}
+    z = torch.randn(2, 4, 3)
+    together = vmap(lambda w, x: functional_call(decoder, w, (x,)))(weights, z)
+    for number in range(2):
+        alone = functional_call(decoder, {name: w[number] for name, w in weights.items()}, (z[number],))
+        torch.testing.assert_close(together[number], alone)
+    layer = Bounded(nn.Linear(30, 30), 0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = layer.bounded()
+    assert torch.equal(inside, layer.bounded())
 
 
 class Odd(nn.Module):
@@ -173,3 +226,16 @@ def test_a_tiny_constant_escapes_vacuity_but_not_the_doubts() -> None:
     assert curve == pytest.approx([0, curve[1], 2 * curve[1]])
     with pytest.raises(ConfigError, match="data_radius is -1"):
         align_bound(1.0, -1, 1.0, 1, 1)
+
+
+def test_the_figure_of_the_bound_is_drawn_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).parents[2] / "papers" / "align-fl" / "figure6.py"
+    runpy.run_path(str(script))["main"](tmp_path / "figure6.svg")
+    lines = ElementTree.parse(tmp_path / "figure6.svg").getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 8, "a solid and a dashed part for each of four constants"
+    solid = [len((line.get("points") or "").split()) for line in lines[::2]]
+    assert solid[0] == 71, "with L = 1e-12 the bound is never vacuous"
+    assert solid[3] == 9, "with L = 1 it is beyond a radius of 1 / (8 R_z) = 0.026"
+    told = capsys.readouterr().out
+    assert "no DP guarantee: the bound (epsilon 8.2e+06) is vacuous" in told
+    assert "needs L <= 1.5e-12" in told

@@ -12,13 +12,13 @@ from pathlib import Path
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.distributed import shared_noise
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer, local_steps, pretraining_phases
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
 from fedloom.privacy.ledger import BudgetSpentError, Ledger
-from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
+from fedloom.privacy.planning import PRETRAINING, PlannedRelease, SiloPlan, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
 
 
@@ -36,10 +36,16 @@ def silo_plans(
     for block in config.privacy.blocks:
         if block not in method.plan.blocks:
             raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
-    payloads = [release.name for release in method.releases]
+    shareable = [release.name for release in method.releases] + [PRETRAINING] * bool(config.privacy.pretraining)
     for name in config.privacy.shares:
-        if name not in payloads:
-            raise ConfigError("privacy.shares: " + unknown("payload", name, payloads))
+        if name not in shareable:
+            raise ConfigError("privacy.shares: " + unknown("payload", name, shareable))
+    before = [phase for phase in pretraining_phases(method) if phase.touches_records]
+    if config.privacy.pretraining and not before:
+        raise ConfigError(
+            f"privacy.pretraining = {config.privacy.pretraining} needs a trained block that nothing comes down for, "
+            f"and method '{method.name}' has none; give one scope 'silo' or 'upload' in sharing.scopes"
+        )
     private = [phase for phase in method.phases if phase.touches_records]
     trained = {block for phase in private for block in phase.trains}
     whole = trained <= set(config.privacy.blocks)
@@ -59,7 +65,8 @@ def silo_plans(
             )
             for release in method.releases
         )
-        plans.append(SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings, releases))
+        plan = SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings, releases)
+        plans.append(replace(plan, pretraining=len(before) * settings.pretraining))
     for plan in plans:
         _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
     if settings.trust == "distributed":
@@ -86,8 +93,7 @@ class Charging:
             # With the seed (in the configuration) all that determines the release: doing it again is the same one.
             content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
             try:
-                for release, event in plan.events(context.round).items():
-                    self._ledger.charge(run, silo.name, context.round, release, event, content=content)
+                self._ledger.charge_all(run, silo.name, context.round, plan.events(context.round), content=content)
             except BudgetSpentError as error:
                 warnings.warn(str(error), FedloomWarning, stacklevel=2)
             else:

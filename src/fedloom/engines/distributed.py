@@ -12,7 +12,7 @@ from dataclasses import replace
 from fedloom.config import Config
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Federation
-from fedloom.methods.base import Method, Phase
+from fedloom.methods.base import Method, Phase, unchanged
 from fedloom.privacy.planning import SiloPlan
 from fedloom.privacy.trust import Distributed
 from fedloom.sharing.plan import Scope
@@ -52,9 +52,11 @@ def _problems_of(
         yield f"a silo takes {steps} steps in a round; set local.steps = 1"
     if phase.optimizer.name != "sgd":
         yield f"the steps of '{phase.optimizer.name}' are not proportional to the sum; set local.optimizer = 'sgd'"
-    for block in phase.trains:
-        if (scope := method.plan.blocks[block].scope) is not Scope.GLOBAL:
-            yield f"block '{block}', which is trained on records, has scope '{scope}', not 'global'"
+    for block, rule in method.plan.blocks.items():
+        if rule.scope not in (Scope.GLOBAL, Scope.SERVER):
+            yield f"block '{block}' has scope '{rule.scope}', not 'global': more than the sum depends on records"
+    if method.settle is not unchanged:
+        yield f"method '{method.name}' changes a silo's weights after its step"
     if config.privacy.clipping != "fixed":
         yield f"privacy.clipping = '{config.privacy.clipping}' makes each silo's bound another; set 'fixed'"
     equal = config.sharing.weights == "equal" or (

@@ -67,6 +67,8 @@ class FusedEngine:
         """
         self._trainers, self.options = (trainer, *packed), options
         for trainer in self._trainers:
+            if trainer.config.privacy.pretraining:
+                raise UnsupportedError("privacy.pretraining is not built into the fused engine")
             if not trainer.method.phases:
                 raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self.chunk = options.chunk
@@ -74,7 +76,7 @@ class FusedEngine:
         # Layers are rewritten in place, and not alike in every engine.
         self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
-        self._watches = [
+        self._probes = [
             [probed(stack, phase) for phase in stack.kind.phases] if stack.trainer.privacy else []
             for stack in self._stacks
         ]
@@ -178,7 +180,7 @@ class FusedEngine:
             size = min(self.chunk, len(stack.members))
             common = stack, size, self._trials[number], options.precision, options.compiled
             if stack.trainer.privacy:
-                program: StackProgram = PrivateProgram(*common, self._watches[number], options.host_noise)
+                program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)

@@ -5,7 +5,7 @@ in one batched program; what leaves it equals what leaves the plain loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -20,32 +20,31 @@ from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, batched_losses, matrix_precision, quickened, tapped_losses
 from fedloom.engines.fused_support import Trial
-from fedloom.engines.private_training import objective_noise, public_batch
+from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.training import BOUND, parameters_of
 from fedloom.errors import FedloomError
-from fedloom.federation.records import UNLABELLED, batch_of
+from fedloom.federation.records import UNLABELLED
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, StreamNoise
-from fedloom.privacy.per_example import NOT_A_NUMBER, Form, Watch, Whole, require_rows_of_examples
+from fedloom.privacy.per_example import NOT_A_NUMBER, Form, Watch, Whole
 from fedloom.sharing.plan import Tensors
 
-PROBED_ROWS = 3
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What a trial of one phase showed of the gradients of its examples."""
+
+    watch: Watch  # over the layers as the method built them; it has seen every call that the phase makes
+    quick: bool  # whether that is all there is to see, so that gradients need not be written out
 
 
-def probed(stack: Stack, phase: Phase) -> Watch:
-    """A watch over the layers as the method built them, which has seen every call that the phase makes."""
-    silo, device = stack.members[0].silo, stack.records.x.device
-    batch = batch_of(silo.train.to(device), torch.arange(PROBED_ROWS, device=device) % len(silo))
-    noises = objective_noise(stack.trainer.streams, phase, PROBED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
-    received = {name: tensor.detach().clone() for name, tensor in stack.model.state_dict().items()}
-    with Watch(stack.model, list(parameters_of(phase, stack.model))) as watch:
-        own = {name: tensor[0].to(device) for name, tensor in noises.items()}
-        phase.objective(stack.model, batch, own, received, RoundContext(1, 1, ()))
-    require_rows_of_examples(watch, PROBED_ROWS)
-    return watch
+def probed(stack: Stack, phase: Phase) -> Probe:
+    """A trial on some records of the stack."""
+    trained, first = parameters_of(phase, stack.model), stack.members[0]
+    return Probe(*watched_trial(stack.model, phase, trained, first.silo, first.trainer.streams))
 
 
 def mechanism_of(stack: Stack) -> DPSGD:
@@ -67,7 +66,7 @@ class ClippedPhase:
         stack: Stack,
         phase: Phase,
         mechanism: DPSGD,
-        watch: Watch,
+        probe: Probe,
         trained: Sequence[str],
         context: Callable[[], RoundContext],
         precision: Precision,
@@ -75,11 +74,11 @@ class ClippedPhase:
         size: int,
         rows: int,
     ) -> None:
-        self._stack, self._mechanism, self._watch, self._trained = stack, mechanism, watch, trained
+        self._stack, self._mechanism, self._probe, self._trained = stack, mechanism, probe, trained
         self._private = [name for name in trained if mechanism.is_private(name)]
         self._open = [name for name in trained if name not in self._private]
         device = stack.records.x.device
-        self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in watch.calls]
+        self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in probe.watch.calls]
         tapped = tapped_losses(stack.model, phase, context, precision, trained)
         self._tapped_losses = quickened(tapped) if compiled else tapped
         self._losses = batched_losses(stack.model, phase, context, precision)
@@ -93,7 +92,7 @@ class ClippedPhase:
         mask, columns = batch["mask"], gathered(self._stack, batch["index"], batch["mask"])
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
-        if self._watch.complete:
+        if self._probe.quick:
             leaves = {name: weights[name].detach().requires_grad_() for name in self._open}
             silos, rows = mask.shape
             taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
@@ -117,8 +116,8 @@ class ClippedPhase:
     def _clip(self, parts: Any, mask: Tensor, bound: Tensor, subject: Tensors) -> tuple[Tensors, Tensor, Tensor]:
         """One silo's; ``parts`` are the inputs and gradients of the calls, or the examples' gradients by parameter."""
         forms: dict[str, Form]
-        if self._watch.complete:
-            reached = self._watch.forms(*parts)
+        if self._probe.quick:
+            reached = self._probe.watch.forms(*parts)
             forms = {name: reached[name] for name in self._private if name in reached}
         else:
             forms = {name: Whole(rows) for name, rows in parts.items()}
@@ -155,7 +154,7 @@ class PrivateProgram(StackProgram):
         trials: Sequence[Trial],
         precision: Precision,
         compiled: bool,
-        watches: Sequence[Watch],
+        probes: Sequence[Probe],
         host_noise: bool,
     ) -> None:
         self._mechanism = mechanism = mechanism_of(stack)
@@ -172,7 +171,7 @@ class PrivateProgram(StackProgram):
                 stack,
                 phase,
                 mechanism,
-                watches[number],
+                probes[number],
                 self._trained[number],
                 context,
                 precision,

@@ -17,8 +17,8 @@ from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
-from fedloom.privacy.noise import Moment, StreamNoise, coins
-from fedloom.privacy.per_example import Watch, require_faithful, require_separate_examples
+from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.per_example import Watch, layers_suffice, require_separate_examples
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.sharing.plan import Tensors
@@ -42,12 +42,13 @@ PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class PrivateTraining:
-    """One silo's round under DP-SGD, with the coins and the noise of a simulation."""
+    """One silo's round under DP-SGD."""
 
     mechanism: DPSGD
     silo: Silo
     task: Task
     streams: Streams
+    randomness: Randomness  # of coins and noise
     batch_size: int
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
 
@@ -60,6 +61,7 @@ class PrivateTraining:
         are accounted for. The others see as many rows in every step, whoever was drawn.
         """
         private = [learner for learner in learners if learner.phase.touches_records]
+        quick = [watched_trial(model, each.phase, each.parameters, self.silo, self.streams)[1] for each in private]
         window = max(1, COINS_AT_ONCE // max(1, len(private) * len(self._sizes)))
         for first in range(0, count, window):
             steps = torch.arange(first, min(first + window, count))
@@ -79,7 +81,8 @@ class PrivateTraining:
                     if learner.phase.touches_records:
                         number = private.index(learner)
                         moment = Moment(self.task.silo, self.task.context.round, step * len(private) + number)
-                        found = self._private_step(learner, model, received, drawn[number][position], own, moment)
+                        batch = drawn[number][position]
+                        found = self._private_step(learner, model, received, batch, own, moment, quick[number])
                     else:
                         found = plain_step(learner, public_batch(self.silo, self.batch_size), own)
                     terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
@@ -93,6 +96,7 @@ class PrivateTraining:
         drawn: list[Pass],
         noise: Mapping[str, Tensor],
         moment: Moment,
+        quick: bool,
     ) -> dict[str, Tensor]:
         phase, mechanism = learner.phase, self.mechanism
         bound = self.bounds.setdefault(phase.name, mechanism.clipping.start())
@@ -105,15 +109,16 @@ class PrivateTraining:
             before += int(each.mask.sum())
             with Watch(model, list(learner.parameters)) as watch:
                 losses = phase.objective(model, batch, part, received, self.task.context)
+            seen = watch if quick else None
             sums.append(
                 mechanism.clipped_sum(
-                    losses.total, each.mask, learner.parameters, bound, watch=watch, subject=batch.subject
+                    losses.total, each.mask, learner.parameters, bound, watch=seen, subject=batch.subject
                 )
             )
             for name, term in {"loss": losses.total, **losses.terms}.items():
                 terms[name] = terms.get(name, torch.zeros(())) + (term.detach() * each.mask).sum()
-        secret = StreamNoise(self.streams)
-        gradients, following = mechanism.release(total_of(sums), mechanism.draw(learner.parameters, secret, moment))
+        secret = mechanism.draw(learner.parameters, self.randomness, moment)
+        gradients, following = mechanism.release(total_of(sums), secret)
         self.bounds[phase.name] = following
         learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
@@ -130,7 +135,7 @@ class PrivateTraining:
     def _drawn(self, moments: Tensor) -> list[list[Pass]]:
         """The batches of these moments, whole."""
         silo, round = self.task.silo, self.task.context.round
-        chosen = coins(self.streams, len(self._sizes), silo=silo, round=round, step=moments) < self.mechanism.rate
+        chosen = self.randomness.coins(len(self._sizes), silo, round, moments) < self.mechanism.rate
         rows = capacity(self._sizes, self.mechanism.rate)
         return [batch_passes(torch.nonzero(each).flatten(), self._subject, rows) for each in chosen]
 
@@ -171,28 +176,37 @@ def public_batch(silo: Silo, rows: int) -> Batch:
     )
 
 
-def check_private(
-    model: nn.Module, phase: Phase, parameters: Mapping[str, nn.Parameter], silo: Silo, streams: Streams
-) -> None:
-    """Refuse, by name, what DP-SGD cannot bound: mixed examples, buffers that learn, parameters used behind a layer."""
-    batch = batch_of(silo.train, torch.arange(TRIED_ROWS) % len(silo))
+def trial_of(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A phase's losses as a function of a few examples, and those examples."""
+    device = next(model.parameters()).device
+    batch = batch_of(silo.train.take(torch.arange(TRIED_ROWS) % len(silo)).to(device), torch.arange(TRIED_ROWS))
     noises = objective_noise(streams, phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
-    noise = {name: tensor[0] for name, tensor in noises.items()}
+    noise = {name: tensor[0].to(device) for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     context = RoundContext(1, 1, ())
+    return lambda x: phase.objective(model, replace(batch, x=x), noise, received, context).total, batch.x
 
-    def losses(x: Tensor) -> Tensor:
-        return phase.objective(model, replace(batch, x=x), noise, received, context).total
 
+def watched_trial(
+    model: nn.Module, phase: Phase, parameters: Mapping[str, nn.Parameter], silo: Silo, streams: Streams
+) -> tuple[Watch, bool]:
+    """A watch that has seen all calls of a phase, and whether it sees all that the phase does with its parameters."""
+    losses, x = trial_of(model, phase, silo, streams)
     with Watch(model, list(parameters)) as watch:
-        values = losses(batch.x)
+        losses(x)
+    return watch, layers_suffice(lambda: losses(x), watch, parameters)
+
+
+def check_private(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) -> None:
+    """Refuse, by name, what DP-SGD cannot bound: mixed examples, and buffers that learn."""
+    losses, x = trial_of(model, phase, silo, streams)
+    before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    losses(x)
     for name, buffer in model.named_buffers():
-        if name in received and not torch.equal(buffer, received[name]):
+        if not torch.equal(buffer, before[name]):
             raise ConfigError(
                 f"phase '{phase.name}' changes the buffer '{name}' by what it sees, which DP-SGD does not guard; "
                 "use layers without running statistics, such as group norm"
             )
     objective = type(phase.objective).__name__
-    require_separate_examples(losses, batch.x, objective, "one that scores each example by itself")
-    if watch.complete:
-        require_faithful(values, watch, parameters)
+    require_separate_examples(losses, x, objective, "one that scores each example by itself")

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.optimizers import LocalOptimizer
-from fedloom.engines.private_training import Learner, PrivateTraining, check_private
+from fedloom.engines.private_training import Learner, PrivateTraining, check_private, objective_noise
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
 from fedloom.privacy.releases import SumNoise
 from fedloom.sharing.plan import Down, Tensors
@@ -31,6 +31,7 @@ from fedloom.streams import Streams
 
 _DRAWING = threading.Lock()  # new weights come from torch's global generator, which all threads share
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
+PRETRAINING_ROUND = 0  # whose coins and noise no round has
 
 
 def local_steps(config: Config, records: int) -> int:
@@ -51,11 +52,17 @@ class Trainer:
     method: Method
     federation: Federation
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
+    secret: Randomness | None = None  # of coins and noise; None: the experiment's streams, as in a simulation
 
     @cached_property
     def streams(self) -> Streams:
         """The experiment's random streams."""
         return Streams(self.config.seed)
+
+    @cached_property
+    def randomness(self) -> Randomness:
+        """Of the mechanism's coins and noise."""
+        return self.secret or StreamNoise(self.streams)
 
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
@@ -77,6 +84,7 @@ class Trainer:
         received = {name: tensor.clone() for name, tensor in task.received.items()}
         learners = [self._learner(phase, model, task.state) for phase in self.method.phases]
         bounds = _under(BOUND, task.state.tensors)
+        self._pretrain(silo, task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
         steps = 0
@@ -105,6 +113,11 @@ class Trainer:
             seconds=time.perf_counter() - start,
         )
 
+    def steps(self, silo: int) -> int:
+        """How many steps a silo takes in a round: batches of its records, under DP-SGD of its units."""
+        units = self.privacy[silo].units if self.privacy else len(self.federation.silos[silo])
+        return local_steps(self.config, units)
+
     def _model(self, site: Site) -> nn.Module:
         """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
         kind = self.method.kind(site)
@@ -123,19 +136,33 @@ class Trainer:
 
         if not learners:
             return
+        limit = self.steps(task.silo) if task.step_limit is None else task.step_limit
         if task.mechanism is not None:
-            private = PrivateTraining(task.mechanism, silo, task, self.streams, self.config.local.batch_size, bounds)
-            units = self.privacy[task.silo].units
-            limit = local_steps(self.config, units) if task.step_limit is None else task.step_limit
+            private = PrivateTraining(
+                task.mechanism, silo, task, self.streams, self.randomness, self.config.local.batch_size, bounds
+            )
             yield from private.steps(limit, model, learners, received, plain_step)
             return
-        limit = local_steps(self.config, len(silo)) if task.step_limit is None else task.step_limit
         for batch, noises in itertools.islice(self._batches(silo, task), limit):
             terms: dict[str, Tensor] = {}
             for learner, noise in zip(learners, noises, strict=True):
                 found = plain_step(learner, batch, noise)
                 terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
             yield terms
+
+    def _pretrain(self, silo: Silo, task: Task, model: nn.Module, received: Tensors, bounds: Tensors) -> None:
+        """In a silo's first round, before its other steps: private ones on what nothing comes down for."""
+        if task.step_limit is not None or not self.privacy or not self.privacy[task.silo].pretrains(task.context.round):
+            return
+        before = replace(
+            task,
+            context=replace(task.context, round=PRETRAINING_ROUND),
+            mechanism=self.privacy[task.silo].pretraining_mechanism,
+            step_limit=self.config.privacy.pretraining,
+        )
+        learners = [self._learner(phase, model, SiloState()) for phase in pretraining_phases(self.method)]
+        for _ in self._steps(silo, before, model, learners, received, bounds):
+            pass
 
     def _step(
         self,
@@ -163,7 +190,10 @@ class Trainer:
         for epoch in itertools.count():
             order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
             steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
-            noise = [self._noise(phase, task, steps, min(size, count)) for phase in self.method.phases]
+            noise = [
+                objective_noise(self.streams, phase, min(size, count), task.silo, task.context.round, steps)
+                for phase in self.method.phases
+            ]
             for i in range(per_epoch):
                 index = order[i * size : (i + 1) * size]
                 rows = len(index)
@@ -171,19 +201,6 @@ class Trainer:
                     batch_of(silo.train, index),
                     [{name: tensor[i, :rows] for name, tensor in phase.items()} for phase in noise],
                 )
-
-    def _noise(self, phase: Phase, task: Task, steps: Tensor, rows: int) -> dict[str, Tensor]:
-        return {
-            name: self.streams.normal(
-                f"noise/{phase.name}/{name}",
-                rows,
-                math.prod(shape),
-                silo=task.silo,
-                round=task.context.round,
-                step=steps,
-            ).reshape(len(steps), rows, *shape)
-            for name, shape in phase.objective.noise.items()
-        }
 
     def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
@@ -228,7 +245,7 @@ class Trainer:
             silo, model = self.federation.silos[index], self._model(site_of(self.federation, index))
             for phase in self.method.phases:
                 if phase.touches_records:
-                    check_private(model, phase, parameters_of(phase, model), silo, self.streams)
+                    check_private(model, phase, silo, self.streams)
 
             for release in self.method.releases:
                 release.statistic.check(silo.train, model)
@@ -250,7 +267,7 @@ class Trainer:
                 plan = self.privacy[silo]
                 unit = unit_numbers(owner, plan.settings.unit)
                 multiplier = plan.trust.share * plan.release_noise[release.name]
-                noise = SumNoise(multiplier, unit, StreamNoise(self.streams))
+                noise = SumNoise(multiplier, unit, self.randomness)
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 
@@ -266,6 +283,13 @@ class Trainer:
 def _under(prefix: str, tensors: Tensors) -> Tensors:
     """Copies of what lies under a prefix."""
     return {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def pretraining_phases(method: Method) -> list[Phase]:
+    """The phases as far as they train what is a silo's own: whatever comes down would overwrite the rest."""
+    own = {block for block, rule in method.plan.blocks.items() if rule.down is Down.NOTHING}
+    found = [replace(phase, trains=tuple(b for b in phase.trains if b in own)) for phase in method.phases]
+    return [phase for phase in found if phase.trains]
 
 
 def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:

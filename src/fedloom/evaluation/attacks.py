@@ -16,10 +16,11 @@ from fedloom.evaluation.neighbours import nearest
 from fedloom.federation.outliers import is_outlier
 from fedloom.federation.records import Canaries, Federation, Records, as_float, concatenate
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Pathway
+from fedloom.methods.base import Method, Pathway
+from fedloom.methods.distil import MERGED, Distil
 from fedloom.models.gan import GAN
 from fedloom.models.vae import VAE
-from fedloom.sharing.plan import Scope
+from fedloom.sharing.plan import Scope, SharingPlan
 from fedloom.streams import Streams
 
 DRAWS = 16  # of the latents, for the loss of a record
@@ -135,35 +136,40 @@ class Target:
 
 
 def targets_of(evaluation: Evaluation) -> list[Target]:
-    """Every generator that the server of a run holds."""
-    federation, generator = evaluation.real.federation, evaluation.generator
-    pathway, plan = next(iter(generator.method.pathways)), generator.method.plan
+    """Every generator that the server of a run holds: its own, averages of groups, and those that silos uploaded."""
+    federation, method = evaluation.real.federation, evaluation.generator.method
+    silos = method.server_step.method if isinstance(method.server_step, Distil) else method
+    places = [("group", "server", method, method.generating)]
+    if silos is not method:
+        places.append(("average", MERGED, silos, silos.plan))
     found = []
-    for index, group in enumerate(federation.groups):
-        if not generator.missing(group, pathway):
+    for kind, place, made_by, plan in places:
+        for index, group in enumerate(federation.groups):
             holders = tuple(i for i, silo in enumerate(federation.silos) if index in silo.groups)
-            found.append(_target(evaluation, f"group={group}", Site("server", (index,)), holders))
-    blocks = generator.method.pathways[pathway].blocks
-    for index, silo in enumerate(federation.silos):
-        site = Site(silo.name, silo.groups)
-        keys = [key for block in blocks for key in plan.prefixes(block, site).values()]
-        own = any(plan.blocks[block].scope is Scope.SILO for block in blocks)
-        if own and all(key in generator.server.blocks for key in keys):
-            found.append(_target(evaluation, f"silo={silo.name}", site, (index,)))
-    return found
+            site = Site(place, (index,))
+            found.append(_target(evaluation, f"{kind}={group}", site, holders, made_by, plan))
+    if any(silos.plan.blocks[block].scope is Scope.SILO for block in next(iter(silos.pathways.values())).blocks):
+        for index, silo in enumerate(federation.silos):
+            site = Site(silo.name, silo.groups)
+            found.append(_target(evaluation, f"silo={silo.name}", site, (index,), silos, silos.plan))
+    return [target for target in found if target is not None]
 
 
-def _target(evaluation: Evaluation, name: str, site: Site, silos: tuple[int, ...]) -> Target:
-    method, device = evaluation.generator.method, evaluation.real.device
-    model = method.build(site)
-    state = method.plan.join(evaluation.generator.server.blocks, site)
+def _target(
+    evaluation: Evaluation, name: str, site: Site, silos: tuple[int, ...], method: Method, plan: SharingPlan
+) -> Target | None:
+    """The generator of a site, if all that generates reached the server."""
+    pathway, blocks = next(iter(method.pathways.values())), evaluation.generator.server.blocks
+    if any(key not in blocks for block in pathway.blocks for key in plan.prefixes(block, site).values()):
+        return None
+    device, model, state = evaluation.real.device, method.build(site), plan.join(blocks, site)
     model.load_state_dict(state, strict=False)
     return Target(
         name=name,
         groups=site.groups,
         silos=silos,
         model=model.eval().requires_grad_(False).to(device),
-        pathway=next(iter(method.pathways.values())),
+        pathway=pathway,
         whole=set(model.state_dict()) <= set(state),
         device=device,
         streams=evaluation.streams,

@@ -48,7 +48,7 @@ def paper_probe(features: Tensor, labels: Tensor, streams: Streams) -> ProbeScor
     A random fifth of the TEST set, split 80/20 by class: the probe learns from test images and, of 10,000, is
     scored on 400, so one number is uncertain by four to five points.
     """
-    fifth = streams.permutation("probe/paper", len(features))[4 * len(features) // 5 :].to(features.device)
+    fifth = paper_fifth(len(features), streams).to(features.device)
     chosen, truth = features[fifth], labels[fifth]
     rows = np.arange(len(fifth))
     try:
@@ -60,6 +60,11 @@ def paper_probe(features: Tensor, labels: Tensor, streams: Streams) -> ProbeScor
             f"probe/paper needs at least two records of every class in a fifth of the test set: {error}"
         ) from error
     return probe(chosen[train], truth[train], chosen[test], truth[test])
+
+
+def paper_fifth(count: int, streams: Streams) -> Tensor:
+    """The random fifth of a test set to which ALIGN-FL's protocol is confined."""
+    return streams.permutation("probe/paper", count)[4 * count // 5 :]
 
 
 def predict(train: Tensor, train_labels: Tensor, test: Tensor) -> NDArray[Any]:

@@ -23,10 +23,12 @@ from fedloom.evaluation.kernel import kernel_distance
 from fedloom.evaluation.keys import metric_key
 from fedloom.evaluation.likelihood import Likelihoods, bits_per_dimension, likelihoods, paper_reconstruction
 from fedloom.evaluation.manifold import manifold_scores
-from fedloom.evaluation.probe import ProbeScores, paper_probe, probe
+from fedloom.evaluation.probe import ProbeScores, paper_fifth, paper_probe, probe
 from fedloom.evaluation.secret_priors import ATTEMPTS, HANDFUL, attack_prior
 from fedloom.evaluation.spread import spread
-from fedloom.federation.records import Federation, as_float
+from fedloom.evaluation.steepness import lipschitz
+from fedloom.federation.outliers import is_outlier
+from fedloom.federation.records import UNLABELLED, Federation, as_float
 from fedloom.federation.rounds import Site
 from fedloom.methods.generator import Generator
 from fedloom.sharing.plan import Tensors
@@ -102,6 +104,19 @@ def frechet(evaluation: Evaluation) -> Values:
         key = metric_key("frechet-reconstruction", name, len(everybody))
         found[key] = frechet_distance(real.moments[None], Moments.of(everybody))
     return found
+
+
+def paper_frechet(evaluation: Evaluation) -> Values:
+    """The Frechet distance by ALIGN-FL's protocol: a fifth of the held-out records, and only as many samples."""
+    if len(evaluation.groups) > 1:
+        return evaluation.skip("frechet-paper", "it is a protocol for a single group")
+    real, (group,) = evaluation.real, evaluation.groups
+    table = real.federation.test.of_group(0)
+    fifth = paper_fifth(len(table), evaluation.streams)
+    images = evaluation.generator.sample(len(fifth), group=group, seed=evaluation.streams.seed, device=real.device)
+    extract = real.extractor.features
+    distance = frechet_distance(Moments.of(extract(table.x[fifth])), Moments.of(extract(images)))
+    return {metric_key("frechet", f"paper-{evaluation.backbone}", len(fifth)): distance}
 
 
 def _held_out_features(evaluation: Evaluation, vae: Autoencoder) -> Tensor:
@@ -189,7 +204,8 @@ def representation(evaluation: Evaluation) -> Values:
     for vae in evaluation.autoencoders:
         groups = torch.unique(vae.held_out.group)
         whole = test.take(torch.nonzero(torch.isin(test.group, groups)).flatten())
-        tables.append((vae.codes(vae.training), vae.training.y, vae.codes(whole), whole.y))
+        labels = vae.training.y.masked_fill(is_outlier(evaluation.real.federation, vae.training), UNLABELLED)
+        tables.append((vae.codes(vae.training), labels, vae.codes(whole), whole.y))
         found |= _probe_values(*tables[-1], vae.group, vae.silo)
     if evaluation.autoencoders[0].group:
         train, train_labels, codes, labels = (torch.cat(column) for column in zip(*tables, strict=True))
@@ -302,6 +318,7 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "classes": classes,
     "spread": pixel_spread,
     "frechet": frechet,
+    "frechet-paper": paper_frechet,
     "kernel": kernel,
     "inception-score": backbone_score,
     "manifold": manifold,
@@ -309,9 +326,10 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "probe": representation,
     "memorisation": copies,
     "secret-priors": secret_priors,
+    "lipschitz": lipschitz,
     "cost": cost,
 }
-ON_FEATURES = {"frechet", "kernel", "inception-score", "manifold"}
+ON_FEATURES = {"frechet", "frechet-paper", "kernel", "inception-score", "manifold"}
 OF_SAMPLES = {"domain", "classes", "spread", "memorisation", *ON_FEATURES}
 NO_SAMPLES = "what it takes to generate images of every group never reached the server"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def load_image_folders(path: str) -> Dataset:
     train = _images([(silo, silo) for silo in silos], reader)
     held_out = [(silo, silo / HELD_OUT) for silo in silos if (silo / HELD_OUT).is_dir()]
     return assemble(root.resolve().name, train, _images(held_out, reader) if held_out else None)
+
+
+def load_own_images(path: str) -> Dataset:
+    """One silo's images: a folder laid out as that of a silo in :func:`load_image_folders`."""
+    root = _existing(path, "image-folders", "a silo's folder of images")
+    if not root.is_dir():
+        raise DataError(f"'{path}' is neither a folder of images nor an .npz file")
+    reader, held_out = _ImageReader(), root / HELD_OUT
+    train = replace(_images([(root, root)], reader), group=None, owner=None)
+    test = replace(_images([(root, held_out)], reader), group=None, owner=None) if held_out.is_dir() else None
+    return assemble(root.resolve().name, train, test)
 
 
 def _images(folders: list[tuple[Path, Path]], reader: _ImageReader) -> Table:

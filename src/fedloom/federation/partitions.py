@@ -118,7 +118,8 @@ def dirichlet(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
 def disjoint_classes(dataset: Dataset, config: DataConfig, _streams: Streams) -> Shares:
     """Silo i holds all of classes i*k to i*k + k - 1, with k = ``data.classes_per_silo``.
 
-    With k = 2 these are the pairs {0, 1}, {2, 3}, ...; classes beyond the last silo's belong to nobody.
+    With k = 2 these are the pairs {0, 1}, {2, 3}, ...; classes beyond the last silo's belong to nobody. Of each class
+    ``data.records_per_class`` are taken, the first ones, if that is set.
     """
     labels = _labels(dataset, config)
     wanted = config.silos * config.classes_per_silo
@@ -128,6 +129,9 @@ def disjoint_classes(dataset: Dataset, config: DataConfig, _streams: Streams) ->
             f"{wanted} classes, but data.source = '{config.source}' has {len(dataset.classes)}"
         )
     silo_of = labels // config.classes_per_silo
+    if config.records_per_class:
+        for label in range(len(dataset.classes)):
+            silo_of[torch.nonzero(labels == label).flatten()[config.records_per_class :]] = -1
     return _numbered(torch.nonzero(silo_of == silo).flatten() for silo in range(config.silos))
 
 
@@ -175,6 +179,8 @@ def divide(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
             f"data.sizes = 'unequal' does not fit data.partition = '{config.partition}'; "
             f"it applies to {' and '.join(SIZED)}"
         )
+    if config.records_per_class and config.partition != "classes":
+        raise ConfigError(f"data.records_per_class is for data.partition = 'classes', not '{config.partition}'")
     shares = PARTITIONS[config.partition].divide(dataset, config, streams)
     if config.records_per_silo == 0:
         return shares

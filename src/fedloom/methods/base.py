@@ -177,7 +177,8 @@ def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey,
     return parts
 
 
-ARCHITECTURE = ("network", "hidden", "channels", "latent", "likelihood")  # what may differ from silo to silo
+# What may differ from silo to silo.
+ARCHITECTURE = ("network", "hidden", "channels", "latent", "likelihood", "lipschitz")
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,8 @@ def make_method(setting: Setting) -> Method:
     if method.name not in recipes():
         raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
     from fedloom.methods.distil import with_server_step  # which is built on this module
+    from fedloom.methods.penalties import with_penalty
 
     recipe = recipes()[method.name]
     made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
-    return with_server_step(made, setting)
+    return with_server_step(with_penalty(made, setting), setting)

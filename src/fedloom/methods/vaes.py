@@ -20,6 +20,7 @@ from fedloom.models.priors import prior_means
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
+from fedloom.privacy.lipschitz import bounded_decoder
 from fedloom.sharing.plan import BlockPlan, Down, Scope, SharingPlan
 
 
@@ -61,7 +62,8 @@ class BuildVAE:
         """p(x | z1) of a group."""
         shape, family = self.setting.shape, self._family(model, group)
         inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
-        return family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
+        decoder = family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
+        return bounded_decoder(decoder, model.lipschitz) if model.lipschitz else decoder
 
     def _family(self, model: ModelConfig, group: int) -> Network:
         """The networks of a group's decoders."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +38,40 @@ def _mean_image(model: VAE, group: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda z: model.likelihood.mean(model.decode(z, group))
 
 
+class Penalty(Protocol):
+    """One value per example, large where the decoder is steep."""
+
+    @property
+    def name(self) -> str:
+        """As ``model.penalty`` and the log call it."""
+        ...
+
+    def noise(self, latent: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The standard normal noise that it needs for an example, by name."""
+        ...
+
+    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
+        """Evaluate on a batch."""
+        ...
+
+
 @dataclass(frozen=True)
-class JacobianPenalty:
-    """objective + weight * max(0, s(z) - limit)^2, s the largest singular value of the mean image's Jacobian at z."""
+class WithPenalty:
+    """objective + weight * penalty, for any objective of a VAE."""
 
     objective: Objective
+    penalty: Penalty
     weight: float
-    limit: float = 1.0
-    iterations: int = 3
+
+    @property
+    def name(self) -> str:
+        """The penalty's, because it is what decides whether examples stay apart."""
+        return self.penalty.name
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """A second z, and where the search for the steepest direction starts."""
-        latent = self.objective.noise["z1"]
-        return {**self.objective.noise, "penalty": latent, "direction": latent}
+        """What both need."""
+        return {**self.objective.noise, **self.penalty.noise(self.objective.noise["z1"])}
 
     def __call__(
         self,
@@ -63,45 +84,56 @@ class JacobianPenalty:
         """The penalised loss for each example."""
         assert isinstance(model, VAE)
         losses = self.objective(model, batch, noise, received, context)
-        z = (
-            model.encode(batch.x, batch.group).sample(noise["penalty"]).detach()
-        )  # it is the decoder that must not be steep
-        steepness = stretches(_mean_image(model, batch.group), z, noise["direction"], self.iterations)
-        penalty = torch.relu(steepness - self.limit).square()
-        return Losses(losses.total + self.weight * penalty, {**losses.terms, "lipschitz": penalty})
+        penalty = self.penalty(model, batch, noise)
+        return Losses(losses.total + self.weight * penalty, {**losses.terms, self.penalty.name: penalty})
+
+
+@dataclass(frozen=True)
+class JacobianPenalty:
+    """max(0, s(z) - limit)^2, s the largest singular value of the mean image's Jacobian at a z of the posterior."""
+
+    limit: float = 1.0
+    iterations: int = 3
+    name: str = "jacobian"
+
+    def noise(self, latent: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """A second z, and where the search for the steepest direction starts."""
+        return {"penalty": latent, "direction": latent}
+
+    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
+        """Of each example; it reaches the decoder alone."""
+        z = model.encode(batch.x, batch.group).sample(noise["penalty"]).detach()
+        direction = noise["direction"][:, : z.shape[1]]
+        steepness = stretches(_mean_image(model, batch.group), z, direction, self.iterations)
+        return torch.relu(steepness - self.limit).square()
 
 
 @dataclass(frozen=True)
 class AlignPenalty:
-    """ALIGN-FL's penalty (Gulati, Gross, Wunder, 2025, equation 6): objective + weight * (|J(z~)^T 1| - 1)^2.
+    """ALIGN-FL's penalty (Gulati, Gross, Wunder, 2025, equation 6): (|J(z~)^T 1| - 1)^2.
 
     z~ lies between the latents of two examples of the batch, so it cannot be used under DP-SGD. J^T 1 is the gradient
     of the summed pixels, which may vanish where the decoder is steep: this is no bound on any Lipschitz constant.
     """
 
-    objective: Objective
-    weight: float
+    name: str = "align-penalty"
 
-    @property
-    def noise(self) -> Mapping[str, tuple[int, ...]]:
+    def noise(self, latent: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """A second z, a place between two of them, and an order of the batch."""
-        return {**self.objective.noise, "penalty": self.objective.noise["z1"], "between": (1,), "order": (1,)}
+        return {"penalty": latent, "between": (1,), "order": (1,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        """The penalised loss for each example."""
-        assert isinstance(model, VAE)
-        losses = self.objective(model, batch, noise, received, context)
+    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
+        """Of each example, on its way to another."""
         z = model.encode(batch.x, batch.group).sample(noise["penalty"])
         share = torch.special.ndtr(noise["between"])  # uniform
         between = share * z + (1 - share) * z[noise["order"][:, 0].argsort()]
         pull = vjp(_mean_image(model, batch.group), between)[1]
         (gradient,) = pull(torch.ones_like(batch.x))
-        penalty = ((gradient.square().sum(dim=1) + SMALL).sqrt() - 1).square()
-        return Losses(losses.total + self.weight * penalty, {**losses.terms, "align_lipschitz": penalty})
+        penalty: Tensor = ((gradient.square().sum(dim=1) + SMALL).sqrt() - 1).square()
+        return penalty
+
+
+PENALTIES: dict[str, Callable[[float], Penalty]] = {
+    "jacobian": JacobianPenalty,
+    "align-penalty": lambda _: AlignPenalty(),
+}

@@ -8,10 +8,11 @@ older copy of the file in its place: keep it where backups are not restored over
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,36 +147,82 @@ class Ledger:
             )
 
     def charge(self, run: str, silo: str, round: int, release: str, event: Event, *, content: str | None) -> Charge:
-        """Pay for a release, durably, before it is made; refuse if that would pass the budget.
+        """Pay for a single release."""
+        return self.charge_all(run, silo, round, {release: event}, content=content)[release]
 
-        ``content`` is a digest of all that determines the release where its noise can be repeated: the same content is
-        the same release and costs nothing more. Without it (secure noise) every attempt is a release of its own.
+    def charge_all(
+        self, run: str, silo: str, round: int, releases: Mapping[str, Event], *, content: str | None
+    ) -> dict[str, Charge]:
+        """Pay for all releases of a round, durably, before they are made; refuse them all if one passes the budget.
+
+        ``content`` is a digest of all that determines them where their noise can be repeated: the same content is the
+        same release and costs nothing more. Without it (secure noise) every attempt is a release of its own.
         """
-        key, written = (run, silo, round, release), json.dumps(to_mapping(event), sort_keys=True)
         with self._explained(), self._transaction():
             known = self._account_of(silo)
             if known is None:
                 raise FedloomError(f"{self.path} has no account for silo '{silo}'")
-            before = self._rows(
-                "SELECT number, event, content FROM charges WHERE run = ? AND silo = ? AND round = ? AND release = ?",
-                *key,
-            )
-            if content is not None and before:
-                for number, old_event, old_content in before:
-                    if (old_event, old_content) == (written, content):
-                        return Charge(number, new=False)
-                raise FedloomError(
-                    f"release '{release}' of silo '{silo}' in round {round} of run '{run}' was already made from other "
-                    "content with the same noise; start a new run with another seed"
+            charges = {}
+            for release, event in releases.items():
+                key = (run, silo, round, release)
+                before = self._known(key, event, content)
+                if isinstance(before, Charge):
+                    charges[release] = before
+                    continue
+                self._check(known[1], silo, round, release, event)
+                cursor = self._connection.execute(
+                    "INSERT INTO charges (run, silo, round, release, attempt, event, content)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (*key, before, _written(event), content),
                 )
-            self._check(known[1], silo, round, release, event)
-            values = (*key, len(before), written, content)
-            cursor = self._connection.execute(
-                "INSERT INTO charges (run, silo, round, release, attempt, event, content) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                values,
-            )
-            assert cursor.lastrowid is not None
-            return Charge(cursor.lastrowid, new=True)
+                assert cursor.lastrowid is not None
+                charges[release] = Charge(cursor.lastrowid, new=True)
+            return charges
+
+    def _known(self, key: tuple[str, str, int, str], event: Event, content: str | None) -> Charge | int:
+        """The charge for this very release, else how many attempts there were."""
+        run, silo, round, release = key
+        before = self._rows(
+            "SELECT number, event, content FROM charges WHERE run = ? AND silo = ? AND round = ? AND release = ?", *key
+        )
+        if content is None or not before:
+            return len(before)
+        for number, old_event, old_content in before:
+            if (old_event, old_content) == (_written(event), content):
+                return Charge(number, new=False)
+        raise FedloomError(
+            f"release '{release}' of silo '{silo}' in round {round} of run '{run}' was already made from other "
+            "content with the same noise; start a new run with another seed"
+        )
+
+    def released(
+        self,
+        run: str,
+        silo: str,
+        round: int,
+        releases: Mapping[str, Event],
+        *,
+        content: str | None,
+        stored: bytes | None,
+        make: Callable[[], bytes],
+        store: Callable[[bytes], None],
+    ) -> bytes:
+        """What a silo of a deployment sends for a round: what it finished before, byte for byte, else something new.
+
+        Only what is new is paid for, before ``make`` is called, and it is noted here before it is stored: a crash
+        leaves either bytes that may be sent again or a charge for nothing.
+        """
+        if stored is not None and self._is_finished(run, silo, round, releases, _sha256(stored)):
+            return stored
+        charges = self.charge_all(run, silo, round, releases, content=content)
+        made = make()
+        for charge in charges.values():
+            self.finish(charge, _sha256(made))
+        store(made)
+        return made
+
+    def _is_finished(self, run: str, silo: str, round: int, releases: Iterable[str], sha256: str) -> bool:
+        return all(self.may_resend(run, silo, round, release, sha256) for release in releases)
 
     def finish(self, charge: Charge, sha256: str) -> None:
         """Note the bytes of a finished release, so that exactly these may be sent again."""
@@ -256,6 +303,14 @@ class Ledger:
             yield
         except sqlite3.DatabaseError as error:
             raise RunFolderError(f"cannot use the ledger {self.path}: {error}") from error
+
+
+def _written(event: Event) -> str:
+    return json.dumps(to_mapping(event), sort_keys=True)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_accounts(path: Path) -> list[Account]:

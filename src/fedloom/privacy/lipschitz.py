@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import jacfwd, vmap
-from torch.nn.utils import parametrize
+from torch.nn import functional
 
 from fedloom.errors import ConfigError
 from fedloom.privacy.statistics import distributions
@@ -48,10 +49,58 @@ def _layer_constant(layer: nn.Module) -> float:
     return factor * float(torch.linalg.matrix_norm(matrix.detach().double(), 2)) * UPWARDS
 
 
+class Bounded(nn.Module):
+    """Stands in for a linear or convolutional layer, with the same parameters, and stretches by at most ``limit``.
+
+    A weight that would stretch more is scaled down each time that it is used; there is no state, so that it can be
+    vmapped, and each example's gradient is that of the scaled layer.
+    """
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d, limit: float) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.limit, self.factor = limit, _matrix_and_factor(layer)[1]
+        self.apply_to = _computation(layer)
+
+    def bounded(self) -> Tensor:
+        """The weight that is used."""
+        with torch.autocast(self.weight.device.type, enabled=False):  # rounding must not break the bound
+            norm = self.factor * gram_norm(self.weight.flatten(1))
+            return self.weight * torch.clamp(self.limit / norm, max=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to a batch."""
+        return self.apply_to(x, self.bounded(), self.bias)
+
+
+def _computation(layer: nn.Module) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    if isinstance(layer, nn.Linear):
+        return functional.linear
+    assert isinstance(layer, nn.Conv2d | nn.ConvTranspose2d)
+    stride, padding, dilation = layer.stride, layer.padding, layer.dilation
+    assert not isinstance(padding, str), "the house pads by numbers"
+    if isinstance(layer, nn.Conv2d):
+        return partial(functional.conv2d, stride=stride, padding=padding, dilation=dilation)
+    return partial(
+        functional.conv_transpose2d,
+        stride=stride,
+        padding=padding,
+        output_padding=layer.output_padding,
+        dilation=dilation,
+    )
+
+
+def _bounded_constant(layer: Bounded) -> float:
+    matrix = layer.bounded().detach().double().flatten(1)
+    return layer.factor * float(torch.linalg.matrix_norm(matrix, 2)) * UPWARDS
+
+
+LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 _MODULES: dict[type[nn.Module], Callable[..., float]] = {
     nn.Linear: _layer_constant,
     nn.Conv2d: _layer_constant,
     nn.ConvTranspose2d: _layer_constant,
+    Bounded: _bounded_constant,
     nn.ReLU: lambda _: 1.0,
     nn.LeakyReLU: lambda layer: max(1.0, abs(layer.negative_slope)),
     nn.Tanh: lambda _: 1.0,
@@ -135,27 +184,24 @@ def gram_norm(matrix: Tensor, squarings: int = 5) -> Tensor:
     return norm * (1 + 1e-5)  # for the rounding in float32
 
 
-class SpectralBound(nn.Module):
-    """Shrinks a weight so that its layer stretches by at most ``limit``; a shorter one stays as it is."""
-
-    def __init__(self, limit: float, factor: float) -> None:
-        super().__init__()
-        self.limit, self.factor = limit, factor
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The weight that the layer uses."""
-        return weight * torch.clamp(self.limit / (self.factor * gram_norm(weight.flatten(1))), max=1.0)
-
-
-def bound_spectrally(network: nn.Module, limit: float = 1.0) -> nn.Module:
+def bound_spectrally(network: nn.Module, limit: float) -> nn.Module:
     """Keep every linear and convolutional layer's stretch within ``limit``, whatever training does to its weights."""
     if not limit > 0:
         raise ConfigError(f"the Lipschitz limit of a layer is {limit}; it must be greater than 0")
-    for layer in list(network.modules()):
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
-            _, factor = _matrix_and_factor(layer)
-            parametrize.register_parametrization(layer, "weight", SpectralBound(limit, factor))
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LAYERS):
+                setattr(parent, name, Bounded(child, limit))
     return network
+
+
+def bounded_decoder(decoder: nn.Module, constant: float) -> nn.Module:
+    """A decoder of logits whose mean image has a Lipschitz constant of at most ``constant``: each layer takes its part.
+
+    The sigmoid at the end has a constant of 1/4, so the layers together may stretch four times as much.
+    """
+    layers = sum(isinstance(module, LAYERS) for module in decoder.modules())
+    return bound_spectrally(decoder, (4 * constant) ** (1 / layers))
 
 
 def latent_radius(latent: int, delta: float) -> float:

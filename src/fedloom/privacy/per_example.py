@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -162,16 +163,16 @@ class Watch:
         self._names = frozenset(names)
         self._taps = taps
         owners = {name.rpartition(".")[0] for name in names}
-        self._layers = {owner: model.get_submodule(owner) for owner in owners}
+        self.layers = {owner: model.get_submodule(owner) for owner in owners}
         self._handles: list[RemovableHandle] = []
 
     @property
     def complete(self) -> bool:
         """Whether every parameter belongs to a layer whose rule is known."""
-        return all(_has_rule(layer) for layer in self._layers.values())
+        return all(_has_rule(layer) for layer in self.layers.values())
 
     def __enter__(self) -> Watch:
-        for name, layer in self._layers.items():
+        for name, layer in self.layers.items():
             self._handles.append(layer.register_forward_hook(self._note(name)))
         return self
 
@@ -183,8 +184,8 @@ class Watch:
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not torch.is_grad_enabled():  # a constant of this loss
-                return output
+            if not torch.is_grad_enabled() or (self._taps is None and not output.requires_grad):
+                return output  # a constant of this loss, or inside a derivative, whose own gradient is out of sight
             if self._taps is not None:
                 output = output + self._taps[len(self.calls)].to(output.dtype)
             self.calls.append(Call(name, layer, inputs[0], output))
@@ -206,42 +207,46 @@ class Watch:
         return forms
 
 
-def require_rows_of_examples(watch: Watch, examples: int) -> None:
-    """Refuse a layer that saw more or fewer rows than there are examples."""
+def watched_gradients(values: Tensor, watch: Watch) -> dict[str, Form]:
+    """The factored gradients of per-example losses whose computation was watched."""
     for call in watch.calls:
-        if len(call.x) != examples:
+        if len(call.x) != len(values):
             raise ConfigError(
-                f"layer '{call.name}' saw {len(call.x)} rows for {examples} examples: "
+                f"layer '{call.name}' saw {len(call.x)} rows for {len(values)} examples: "
                 "under DP-SGD each row of a layer must belong to one example"
             )
-
-
-def watched_gradients(values: Tensor, watch: Watch, *, retain_graph: bool = False) -> dict[str, Form]:
-    """The factored gradients of per-example losses whose computation was watched."""
-    require_rows_of_examples(watch, len(values))
     outputs = [call.output for call in watch.calls]
-    gradients = torch.autograd.grad(
-        values.sum(), outputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(values.sum(), outputs, allow_unused=True, materialize_grads=True)
     return watch.forms([call.x.detach() for call in watch.calls], gradients)
 
 
-def require_faithful(values: Tensor, watch: Watch, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse a model that uses a parameter behind its layer's back: the watch would miss that part of its gradient.
+def layers_suffice(losses: Callable[[], Tensor], watch: Watch, parameters: Mapping[str, Tensor]) -> bool:
+    """Whether a watch misses nothing: no layer without a rule, and no parameter used behind its layer's back.
 
-    Worth one more backward pass at the start of a training.
+    Each layer is handed constants in place of its parameters; whatever the losses still depend on is used elsewhere.
     """
-    forms = watched_gradients(values, watch, retain_graph=True)
-    plain = torch.autograd.grad(
-        values.sum(), list(parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-    )
-    for name, truth in zip(parameters, plain, strict=True):
-        found = forms[name].weighted_sum(torch.ones_like(values)) if name in forms else torch.zeros_like(truth)
-        if not torch.allclose(found, truth, rtol=1e-3, atol=1e-3 * float(truth.abs().max())):
-            raise ConfigError(
-                f"parameter '{name}' is used outside its layer, so the quick norms of DP-SGD would miss a part of its "
-                "gradient; use the exact path"
-            )
+    if not watch.complete:
+        return False
+    owned: dict[nn.Module, dict[str, nn.Parameter | None]] = {layer: {} for layer in watch.layers.values()}
+
+    def hide(layer: nn.Module, _: Any) -> None:
+        owned[layer] = dict(layer._parameters)
+        layer._parameters.update({n: p if p is None else p.detach() for n, p in owned[layer].items()})  # type: ignore[misc]
+
+    def bring_back(layer: nn.Module, *_: Any) -> None:
+        layer._parameters.update(owned[layer])
+
+    handles = [layer.register_forward_pre_hook(hide) for layer in owned]
+    handles += [layer.register_forward_hook(bring_back, always_call=True) for layer in owned]
+    try:
+        values = losses()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not values.requires_grad:
+        return True
+    left = torch.autograd.grad(values.sum(), list(parameters.values()), allow_unused=True)
+    return all(gradient is None for gradient in left)
 
 
 def whole_gradients(values: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Form]:

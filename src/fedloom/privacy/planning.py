@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from fedloom.privacy.accounting import (
     check_delta,
     default_delta,
     noise_by_round,
+    noise_multiplier,
 )
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
@@ -29,6 +30,7 @@ from fedloom.privacy.sampling import sampling_rate
 from fedloom.privacy.trust import Local, Trust
 
 UPDATE = "update"  # what a silo sends of its blocks at the end of a round: all its noisy steps
+PRETRAINING, PRETRAINING_SHARE = "pretraining", 0.1
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
     "fixed": Fixed,
     "quantile": lambda bound: Quantile(initial=bound),
@@ -77,6 +79,13 @@ def whole_noise(budget: Budget) -> float:
     return calibrate(lambda noise: [Gaussian(noise)], budget)
 
 
+@lru_cache(maxsize=1024)
+def _pretraining_noise(budget: Budget, share: float, rate: float, steps: int) -> float:
+    """For so many steps together as private as a single sum that has a share of the budget."""
+    part = budget.spent([Gaussian(whole_noise(budget) / math.sqrt(share))])
+    return noise_multiplier(replace(budget, epsilon=part), rate=rate, steps=steps)
+
+
 @dataclass(frozen=True)
 class PlannedRelease:
     """A payload that will be computed from a silo's records."""
@@ -100,6 +109,7 @@ class SiloPlan:
     releases: tuple[PlannedRelease, ...] = ()  # beside the update
     trust: Trust = field(default_factory=Local)
     partners: tuple[SiloPlan, ...] = ()  # those whose noise is its own: it must suffice for the strictest of them
+    pretraining: int = 0  # noisy sums before the first round
 
     @cached_property
     def rate(self) -> float:
@@ -125,9 +135,11 @@ class SiloPlan:
         if not self.rounds or not self.steps:
             return {}
         settings = self.settings
-        beside = tuple(
+        beside: tuple[Event, ...] = tuple(
             cost_of(each.statistic, self.release_noise[each.name]) for each in self._guarded for _ in each.rounds
         )
+        if self.pretraining:
+            beside += (self.pretraining_mechanism.event(self.pretraining),)
         noises = _calibrated(
             self.granted,
             len(self.rounds),
@@ -150,11 +162,11 @@ class SiloPlan:
         """The noise multiplier of each payload; where nothing else is paid for, their shares make up the whole."""
         if self.settings.noise_multiplier:
             return {release.name: self.settings.noise_multiplier for release in self._guarded}
-        total = sum(release.share for release in self._guarded)
+        total = sum(release.share for release in self._guarded) + (self._pretraining_share if self.pretraining else 0)
         if self.steps and total >= 1:
             raise ConfigError(
-                f"privacy.shares: payloads take {total:g} of the budget of silo '{self.silo}', which leaves nothing "
-                "for its training; together they must stay below 1"
+                f"privacy.shares: other releases take {total:g} of the budget of silo '{self.silo}', which leaves "
+                "nothing for its training; together they must stay below 1"
             )
         whole = 1.0 if self.steps else total
         own = {
@@ -163,14 +175,30 @@ class SiloPlan:
         }
         return {n: max([noise, *(partner.release_noise[n] for partner in self.partners)]) for n, noise in own.items()}
 
+    @property
+    def _pretraining_share(self) -> float:
+        return self.settings.shares.get(PRETRAINING, PRETRAINING_SHARE)
+
+    @cached_property
+    def pretraining_mechanism(self) -> DPSGD:
+        """DP-SGD as it is before the first round."""
+        given, share = self.settings.noise_multiplier, self._pretraining_share
+        return self._mechanism(given or _pretraining_noise(self.granted, share, self.rate, self.pretraining))
+
+    def pretrains(self, round: int) -> bool:
+        """Whether private steps come before those of a round: it must be the first."""
+        return self.pretraining > 0 and self.rounds[:1] == (round,)
+
     def mechanism(self, round: int) -> DPSGD:
         """DP-SGD as it is in a round; in one that is not planned it is only tried, and nothing of that is kept."""
         return self._mechanism(self.noise.get(round, 1.0))
 
     def events(self, round: int) -> dict[str, Event]:
-        """What a round costs: the update, if the silo trains on records, and each payload that is due."""
+        """What a round costs: the update, if the silo trains on records, pretraining the first time, and payloads."""
         due = [release for release in self.releases if round in release.rounds]
         update: dict[str, Event] = {UPDATE: self.mechanism(round).event(self.steps)} if self.steps else {}
+        if self.pretrains(round):
+            update[PRETRAINING] = self.pretraining_mechanism.event(self.pretraining)
         return update | {each.name: cost_of(each.statistic, self.release_noise.get(each.name, 0.0)) for each in due}
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedloom.config import above, at_least
 from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, conclude, received_by, site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
+from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.wire import Answer, Question, Wire
 from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.reference import ReferenceEngine
@@ -19,21 +19,6 @@ from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
 TICK = 0.5  # seconds between two looks at who is there
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundRules:
-    """How long a round waits, for whom, and what it does without; times are in seconds."""
-
-    deadline: float = field(default=3600.0, metadata=above(0))  # after which a round goes on without those who lack
-    grace: float = field(default=180.0, metadata=at_least(0))  # for silos that are not there at all
-    minimum: int = field(default=1, metadata=at_least(1))  # updates, or as many as were drawn if those are fewer
-    extensions: int = field(default=3, metadata=at_least(0))  # further deadlines that a round waits for its minimum
-    attempts: int = field(default=3, metadata=at_least(1))  # how often a silo that fails is asked in a round
-    # What becomes of an update that comes after its round: nothing, or it stands for its silo in the round under way.
-    stragglers: Literal["drop", "use"] = "drop"
-    patience: float = field(default=10.0, metadata=at_least(1))  # deadlines after which a straggler is given up
-    norm_factor: float = field(default=5.0, metadata=at_least(0))  # times the others' norm that is too much; 0: never
 
 
 class ShortRoundError(FedloomError):
@@ -93,8 +78,8 @@ class FlowerEngine:
         return f"flower, {len(self._silos)} silos, at most {self._rules.deadline:g} s a round"
 
     def choice(self) -> dict[str, Any]:
-        """Nothing that a resumed run would have to repeat."""
-        return {"name": "flower"}
+        """The run's own name: silos go on with what they kept under it."""
+        return {"name": "flower", "run": self._run}
 
     def close(self) -> None:
         """Wait for nobody any more."""
@@ -211,8 +196,3 @@ class FlowerEngine:
                 f"round {number} has {len(progress.results)} of the {needed} updates that it needs (rounds.minimum in "
                 f"federation.toml): {'; '.join([*progress.out.values(), *missing])}; resume the run when they can come"
             )
-
-
-def told(event: Event) -> Mapping[str, Any]:
-    """An event as one line of the journal."""
-    return {key: value for key, value in vars(event).items() if value not in ("", 0, 0.0)}

@@ -1,0 +1,132 @@
+"""The charter: what everybody in a federation knows of it before any record is looked at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedloom.config import parse
+from fedloom.errors import ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from fedloom.federation.records import Dataset, Federation, Records
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charter:
+    """A federation's name and address, its silos with their groups, and what one record is like."""
+
+    name: str
+    address: str  # where silos reach the server, host:port
+    silos: dict[str, str]  # name -> group; their order numbers both
+    shape: tuple[int, ...]  # of one record
+    classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise ConfigError("silos is empty; a federation needs at least one")
+        for silo in (*self.silos, self.name):
+            if not NAME.fullmatch(silo) or silo == "server":
+                raise ConfigError(
+                    f"'{silo}' cannot be the name of a silo or federation: use small letters, digits, '.', '_' and "
+                    "'-', and not 'server'"
+                )
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"address = '{self.address}' must be host:port, such as fed.example.org:8443")
+        if not self.shape or min(self.shape) < 1:
+            raise ConfigError(f"shape = {list(self.shape)} must be the size of one record, such as 1,28,28")
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> Charter:
+        """From plain values."""
+        missing = sorted({"name", "address", "silos", "shape"} - set(mapping))
+        if missing:
+            raise ConfigError(f"a charter needs '{missing[0]}'")
+        return parse(cls, mapping)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values for TOML."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "silos": dict(self.silos),
+        }
+
+    @property
+    def host(self) -> str:
+        """The address without its port."""
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        """The address's port."""
+        return int(self.address.rpartition(":")[2])
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """In the order in which the silos name them, which numbers them."""
+        return tuple(dict.fromkeys(self.silos.values()))
+
+    def index(self, silo: str) -> int:
+        """A silo's number."""
+        if silo not in self.silos:
+            raise ConfigError(unknown("silo", silo, self.silos))
+        return list(self.silos).index(silo)
+
+    def at_the_server(self, public: Dataset | None = None) -> Federation:
+        """The federation without any silo's records; ``public`` gives held-out ones that belong to nobody in it."""
+        from fedloom.federation.records import Federation, RemoteSilo
+
+        silos = tuple(
+            RemoteSilo.of(name, (self.groups.index(group),), self.shape) for name, group in self.silos.items()
+        )
+        test = silos[0].train if public is None else self._public(public)
+        return Federation(self.name, silos, test, self.groups, self.classes)
+
+    def at_a_silo(self, silo: str, own: Dataset) -> Federation:
+        """The federation with one silo's records."""
+        from fedloom.federation.records import Silo
+
+        federation, group = self.at_the_server(), self.groups.index(self.silos[silo])
+        silos = list(federation.silos)
+        silos[self.index(silo)] = Silo(silo, self._records(own, own.train, group))
+        return replace(federation, silos=tuple(silos), test=self._records(own, own.test, group))
+
+    def _records(self, source: Dataset, records: Records, group: int) -> Records:
+        """Records with the charter's numbers for classes and the group; further attributes have no common meaning."""
+        import torch
+
+        if records.shape != self.shape:
+            raise DataError(f"'{source.name}' holds records of shape {records.shape}, the charter says {self.shape}")
+        foreign = sorted(set(source.classes) - set(self.classes)) if self.classes else []
+        if foreign:
+            raise DataError(f"'{source.name}' has the class '{foreign[0]}', which the charter does not name")
+        numbers = [self.classes.index(name) for name in source.classes] if self.classes else [-1] * len(source.classes)
+        y = torch.tensor([*numbers, -1])[records.y]  # the last stands for no label, which is -1
+        return replace(records, y=y, group=torch.full((len(records),), group), attributes=None)
+
+    def _public(self, public: Dataset) -> Records:
+        """A public set's held-out records, which say of which group each is."""
+        import torch
+
+        for name in public.groups:
+            if name not in self.groups:
+                raise DataError(f"'{public.name}': " + unknown("group", name, self.groups))
+        group = torch.tensor([self.groups.index(name) for name in public.groups])[public.test.group]
+        return replace(self._records(public, public.test, 0), group=group)
+
+
+def load_records(path: Path) -> Dataset:
+    """A silo's records: an .npz file, or a folder of images or of one folder for each class."""
+    from fedloom.federation.files import load_npz, load_own_images
+
+    return load_npz(str(path)) if path.suffix == ".npz" else load_own_images(str(path))

@@ -1,0 +1,237 @@
+"""Where server and silo keep what belongs to a federation: two folders, each on the machine of its owner."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedloom.config import at_least, parse
+from fedloom.deployment.charter import Charter
+from fedloom.deployment.keys import (
+    fingerprint,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    read_public_key,
+)
+from fedloom.deployment.policy import Policy, policy_text
+from fedloom.engines.flower.rules import RoundRules
+from fedloom.errors import ConfigError, RunFolderError, unknown
+from fedloom.runs.files import explained, write_atomically
+
+FEDERATION, SILO, POLICY = "federation.toml", "silo.toml", "policy.toml"
+HEADING = """\
+# A federation: its charter, which every invitation carries, and below it what concerns the server alone.
+# An invitation that has been sent is not changed by what is changed here.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What concerns the server alone."""
+
+    port: int = field(default=9092, metadata=at_least(1))  # of the SuperLink, on loopback, behind the proxy
+    listen: str = ""  # where the proxy listens, host:port or port; empty: the port of the address, on every interface
+    public_set: str = ""  # an .npz file of records that belong to nobody, to measure the run on
+
+
+@dataclass(frozen=True)
+class ServerHome:
+    """The coordinator's folder."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, charter: Charter, settings: ServerSettings, rules: RoundRules) -> ServerHome:
+        """A new federation: authority, server certificate, one invitation for each silo."""
+        _new(path)
+        home = cls(path)
+        tree = {"charter": charter.to_mapping(), "server": asdict(settings), "rounds": asdict(rules)}
+        for folder in (home.keys, home.path / "invitations", home.admitted, home.flower, home.logs):
+            folder.mkdir()
+        home.keys.chmod(0o700)
+        make_authority(home.keys, charter.name)
+        make_server_certificate(home.keys, charter.host)
+        for silo in charter.silos:
+            invitation = Invitation(silo, charter, home.authority)
+            write_atomically(home.path / "invitations" / f"{silo}.toml", invitation.to_toml().encode())
+        write_atomically(path / FEDERATION, (HEADING + tomli_w.dumps(tree)).encode())
+        return home
+
+    @classmethod
+    def open(cls, path: Path) -> ServerHome:
+        """Find it again."""
+        if not (path / FEDERATION).is_file():
+            raise ConfigError(f"{path} is not a federation's folder: it holds no {FEDERATION}; see 'federation init'")
+        home = cls(path)
+        _ = home.charter, home.settings, home.rules
+        return home
+
+    @cached_property
+    def _tree(self) -> dict[str, Any]:
+        return _read(self.path / FEDERATION)
+
+    @cached_property
+    def charter(self) -> Charter:
+        """Who is in it."""
+        return Charter.of(self._tree.get("charter", {}))
+
+    @cached_property
+    def settings(self) -> ServerSettings:
+        """The server's own settings."""
+        return parse(ServerSettings, self._tree.get("server", {}), "server")
+
+    @cached_property
+    def rules(self) -> RoundRules:
+        """How long rounds wait, and for whom."""
+        return parse(RoundRules, self._tree.get("rounds", {}), "rounds")
+
+    @property
+    def keys(self) -> Path:
+        """Certificates and private keys of authority and server."""
+        return self.path / "keys"
+
+    @property
+    def admitted(self) -> Path:
+        """Public keys of the silos that may join."""
+        return self.path / "admitted"
+
+    @property
+    def flower(self) -> Path:
+        """What Flower keeps."""
+        return self.path / "flower"
+
+    @property
+    def logs(self) -> Path:
+        """What its processes said."""
+        return self.path / "logs"
+
+    @property
+    def authority(self) -> str:
+        """The authority's certificate."""
+        return (self.keys / "ca.crt").read_text(encoding="utf-8")
+
+    def admit(self, key: Path) -> tuple[str, str]:
+        """Let the holder of a key join as the silo that it names; returns that name and the key's fingerprint."""
+        silo, line = read_public_key(key)
+        if silo not in self.charter.silos:
+            raise ConfigError(f"{key}: " + unknown("silo", silo, self.charter.silos))
+        write_atomically(self.admitted / f"{silo}.pub", line + b"\n")
+        return silo, fingerprint(line)
+
+    def keys_admitted(self) -> dict[str, bytes]:
+        """The public key of each silo that was admitted."""
+        return {
+            silo: path.read_bytes() for silo in self.charter.silos if (path := self.admitted / f"{silo}.pub").is_file()
+        }
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a silo is told to join with: nothing in it is secret, but it must come from the right hands."""
+
+    silo: str
+    charter: Charter
+    authority: str  # certificate
+
+    def to_toml(self) -> str:
+        """As a file."""
+        tree = {"silo": self.silo, "authority": self.authority, "charter": self.charter.to_mapping()}
+        return tomli_w.dumps(tree, multiline_strings=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Invitation:
+        """From a file."""
+        tree = _read(path)
+        try:
+            invitation = cls(str(tree["silo"]), Charter.of(tree["charter"]), str(tree["authority"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is no invitation: it lacks {error}") from error
+        invitation.charter.index(invitation.silo)
+        return invitation
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the authority, to compare with the coordinator's."""
+        return fingerprint(self.authority.encode())
+
+
+@dataclass(frozen=True)
+class SiloHome:
+    """A silo's folder: its key, its policy, its ledger, its own reports."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, invitation: Invitation) -> SiloHome:
+        """Accept an invitation: the silo's key is made here and never leaves."""
+        _new(path)
+        home = cls(path)
+        path.chmod(0o700)
+        write_atomically(path / "ca.crt", invitation.authority.encode())
+        make_node_key(path, invitation.silo)
+        write_atomically(path / POLICY, policy_text().encode())
+        write_atomically(path / SILO, invitation.to_toml().encode())
+        home.logs.mkdir()
+        return home
+
+    @classmethod
+    def open(cls, path: Path) -> SiloHome:
+        """Find it again."""
+        if not (path / SILO).is_file():
+            raise ConfigError(f"{path} is not a silo's folder: it holds no {SILO}; see 'federation enroll'")
+        home = cls(path)
+        _ = home.invitation, home.policy()
+        return home
+
+    @cached_property
+    def invitation(self) -> Invitation:
+        """What it was invited to."""
+        return Invitation.read(self.path / SILO)
+
+    @property
+    def name(self) -> str:
+        """The silo's."""
+        return self.invitation.silo
+
+    def policy(self) -> Policy:
+        """What it agrees to, as its file says now."""
+        return Policy.of(_read(self.path / POLICY))
+
+    @property
+    def public_key(self) -> Path:
+        """What the coordinator needs."""
+        return self.path / "node.pub"
+
+    @property
+    def logs(self) -> Path:
+        """What its processes said."""
+        return self.path / "logs"
+
+
+def _new(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunFolderError(f"{path} exists already and is not empty; choose another folder")
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Atomically."""
+    write_atomically(path, json.dumps(content, indent=2).encode())

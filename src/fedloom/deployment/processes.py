@@ -1,0 +1,113 @@
+"""Processes that live as long as a command: started together, started again when they die, stopped by number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+STOPPING = 15.0  # seconds that a process has to end by itself
+SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time it dies young
+YOUNG = 60.0
+FLOWER = {  # nothing is told to anybody, nothing is fetched from anywhere
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+
+
+def flower_environment(home: Path, before: Sequence[Path] = ()) -> dict[str, str]:
+    """The environment of Flower's commands; folders in ``before`` are searched for commands first."""
+    path = os.pathsep.join(map(str, (*before, BIN, os.environ.get("PATH", ""))))
+    return {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@dataclass
+class Child:
+    """A command that is kept running; what it says goes to a file."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    pause: float = SOONEST
+    again: float = 0.0  # when it is started again, if it is dead
+
+    def start(self) -> None:
+        """Run it, in a session of its own: a Ctrl-C is for the command that keeps it."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                list(self.command), stdout=log, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
+            )
+        self.started, self.again = time.monotonic(), 0.0
+
+    def tend(self) -> bool:
+        """Whether it has just died; then it is started again after a pause, at a later call."""
+        now = time.monotonic()
+        if self.process is None or self.process.poll() is None:
+            return False
+        if not self.again:
+            self.pause = SOONEST if now - self.started > YOUNG else min(LATEST, 2 * self.pause)
+            self.again = now + self.pause
+            return True
+        if now > self.again:
+            self.start()
+        return False
+
+    def signal(self, number: int) -> None:
+        """To it and all that it started, as long as anybody of them is left."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def last_words(self, lines: int = 1) -> str:
+        """The end of its log."""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        return "\n".join(text.strip().splitlines()[-lines:])
+
+
+@dataclass
+class Household:
+    """The children of a command."""
+
+    children: list[Child] = field(default_factory=list)
+
+    def add(self, child: Child) -> Child:
+        """Start one and keep it running."""
+        child.start()
+        self.children.append(child)
+        return child
+
+    def tend(self) -> list[Child]:
+        """Those that have just died; all the dead are started again, each after a pause."""
+        return [child for child in self.children if child.tend()]
+
+    def stop(self) -> None:
+        """All of them, the youngest first."""
+        for child in reversed(self.children):
+            child.signal(signal.SIGTERM)
+        end = time.monotonic() + STOPPING
+        for child in reversed(self.children):
+            if child.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.1, end - time.monotonic()))
+            child.signal(signal.SIGKILL)

@@ -1,0 +1,195 @@
+"""The server's processes: SuperLink on loopback, nginx before it, and the register of who may join."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom.deployment.guard import CLIENT_APP, SERVER_APP
+from fedloom.deployment.homes import ServerHome, write_json
+from fedloom.deployment.processes import BIN, Child, Household, flower_environment
+from fedloom.deployment.proxy import configuration, nginx
+from fedloom.deployment.submissions import Submission
+from fedloom.errors import FedloomError
+from fedloom.runs.files import write_atomically
+
+STARTING = 60.0  # seconds within which a SuperLink must answer
+APP = f"""\
+[project]
+name = "fedloom-app"
+version = "1.0.0"
+description = "Points to what every machine has installed itself."
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedloom"
+
+[tool.flwr.app.components]
+serverapp = "{SERVER_APP}"
+clientapp = "{CLIENT_APP}"
+
+[tool.flwr.app.config]
+submission = ""
+"""
+
+
+@dataclass(frozen=True)
+class Control:
+    """Flower's own command line, turned to this server's SuperLink."""
+
+    home: ServerHome
+
+    def __call__(self, *arguments: str) -> dict[str, Any]:
+        """Run a command; its answer as plain values."""
+        self._prepare()
+        done = subprocess.run(
+            [str(BIN / "flwr"), *arguments, "--format", "json"],
+            env=flower_environment(self.home.flower.resolve()),
+            capture_output=True,
+            text=True,
+            timeout=STARTING,
+            check=False,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError as error:
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise FedloomError(f"'flwr {' '.join(arguments[:2])}' failed: {said}") from error
+        if not answer.get("success", True):
+            raise FedloomError(f"'flwr {' '.join(arguments[:2])}' failed: {answer.get('error-message', answer)}")
+        return answer
+
+    def _prepare(self) -> None:
+        ca = (self.home.keys / "ca.crt").resolve()
+        text = f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "{self._address}"\n'
+        write_atomically(self.home.flower / "config.toml", (text + f'root-certificates = "{ca}"\n').encode())
+
+    @property
+    def _address(self) -> str:
+        return f"127.0.0.1:{self.home.settings.port}"
+
+    @property
+    def answers(self) -> bool:
+        """Whether the SuperLink is there."""
+        context = ssl.create_default_context(cafile=str(self.home.keys / "ca.crt"))
+        try:
+            urllib.request.urlopen(f"https://{self._address}/health", timeout=2, context=context).close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """All nodes that were ever registered."""
+        found: list[dict[str, Any]] = self("supernode", "list", "federation")["nodes"]
+        return found
+
+    def start(self, submission: Submission) -> str:
+        """Begin a run; returns Flower's number for it."""
+        app = self.home.path / "app"
+        app.mkdir(exist_ok=True)
+        write_atomically(app / "pyproject.toml", APP.encode())
+        chosen = f'submission="{submission.number}"'
+        return str(self("run", str(app.resolve()), "federation", "-c", chosen)["run-id"])
+
+    def run_status(self, number: str) -> str:
+        """Flower's word for how a run is."""
+        return str(self("ls", "federation", "--run-id", number)["runs"][0]["status"])
+
+    def stop(self, number: str) -> None:
+        """End a run."""
+        self("stop", number, "federation")
+
+
+@dataclass
+class Serving:
+    """A server that runs until it is stopped."""
+
+    home: ServerHome
+    say: Callable[[str], None]
+    proxy: bool = True
+    household: Household = field(default_factory=Household)
+
+    def __enter__(self) -> Serving:
+        if self.proxy:
+            nginx()  # complains before anything is started
+        self.control = Control(self.home)
+        self.superlink = self.household.add(self._superlink())
+        try:
+            self._await()
+            if self.proxy:
+                self.household.add(self._proxy())
+            self.register()
+        except BaseException:
+            self.household.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.household.stop()
+
+    def tend(self) -> None:
+        """Look after the processes and the register; to be called every few seconds."""
+        for child in self.household.tend():
+            self.say(f"{child.name} ended and is started again: {child.last_words()}")
+        self.register()
+
+    def register(self) -> None:
+        """Tell the SuperLink of every key that was admitted since; a silo's new key takes the place of its old one."""
+        done_file = self.home.flower / "registered.json"
+        done = json.loads(done_file.read_text(encoding="utf-8")) if done_file.is_file() else {}
+        for silo, key in self.home.keys_admitted().items():
+            known = done.get(silo)
+            if known and known["key"] == key.decode():
+                continue
+            if not self.control.answers:
+                return
+            if known:
+                self.control("supernode", "unregister", str(known["node"]), "federation")
+            path = self.home.admitted / f"{silo}.pub"
+            node = self.control("supernode", "register", str(path), "federation", "--name", silo)["node-id"]
+            done[silo] = {"key": key.decode(), "node": str(node)}
+            write_json(done_file, done)
+            self.say(f"silo '{silo}' may join")
+
+    def _superlink(self) -> Child:
+        keys, flower = self.home.keys.resolve(), self.home.flower.resolve()
+        command = [str(BIN / "flower-superlink"), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(keys / "ca.crt")]
+        command += ["--ssl-certfile", str(keys / "server.crt"), "--ssl-keyfile", str(keys / "server.key")]
+        command += ["--host", "127.0.0.1", "--port", str(self.home.settings.port)]
+        command += ["--database", str(flower / "state.db"), "--disable-runtime-dependency-installation"]
+        return Child("superlink", command, self.home.logs / "superlink.log", flower_environment(flower))
+
+    def _await(self) -> None:
+        end = time.monotonic() + STARTING
+        while not self.control.answers:
+            if self.superlink.process is None or self.superlink.process.poll() is not None or time.monotonic() > end:
+                raise FedloomError(f"the SuperLink does not start: {self.superlink.last_words(3)}")
+            time.sleep(0.2)
+
+    def _proxy(self) -> Child:
+        folder = (self.home.path / "nginx").resolve()
+        folder.mkdir(exist_ok=True)
+        charter, file = self.home.charter, folder / "nginx.conf"
+        text = configuration(
+            charter.name,
+            self.home.keys.resolve(),
+            folder,
+            self.home.logs.resolve(),
+            self.home.settings.listen or str(charter.port),
+            self.home.settings.port,
+        )
+        write_atomically(file, text.encode())
+        command = [nginx(), "-p", str(folder), "-c", str(file), "-g", "daemon off;"]
+        log = self.home.logs / "proxy.log"
+        return Child("proxy", command, log, flower_environment(self.home.flower.resolve()))

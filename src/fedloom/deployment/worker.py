@@ -1,0 +1,60 @@
+"""The silo's worker: torch and the records stay loaded, and one task after the other is answered."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import torch
+
+from fedloom.config import Config
+from fedloom.deployment.charter import load_records
+from fedloom.deployment.homes import SiloHome
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.silo import RefusedError, SiloService
+from fedloom.errors import FedloomError
+from fedloom.methods.base import Method
+from fedloom.privacy.planning import SiloPlan
+
+log = logging.getLogger(__name__)
+
+
+def service(home: SiloHome, data: Path) -> SiloService:
+    """The silo with its records, held to its policy as the file says at each task."""
+
+    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> None:
+        if objection := home.policy().objection(config, method, plan):
+            raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
+
+    charter = home.invitation.charter
+    federation = charter.at_a_silo(home.name, load_records(data))
+    return SiloService(home.path, federation, charter.index(home.name), agreement)
+
+
+def main(home: str, data: str, socket: str) -> None:
+    """Serve until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    torch.set_num_threads(max(1, torch.get_num_threads()))
+    try:
+        answering = service(SiloHome.open(Path(home)), Path(data))
+    except FedloomError as error:
+        log.error("%s", error)
+        sys.exit(2)
+    Path(socket).unlink(missing_ok=True)
+    with Listener(socket, family="AF_UNIX") as listener:
+        log.info("ready")
+        while True:
+            try:
+                with listener.accept() as connection:
+                    frame = Frame.of_bytes(connection.recv_bytes())
+                    connection.send_bytes(answering.answer(frame).to_bytes())
+            except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
+                log.warning("a question came to nothing: %s", error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,23 @@
+"""The rules of a round: how long it waits, for whom, and what it does without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedloom.config import above, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRules:
+    """How long a round waits, for whom, and what it does without; times are in seconds."""
+
+    deadline: float = field(default=3600.0, metadata=above(0))  # after which a round goes on without those who lack
+    grace: float = field(default=180.0, metadata=at_least(0))  # for silos that are not there at all
+    minimum: int = field(default=1, metadata=at_least(1))  # updates, or as many as were drawn if those are fewer
+    extensions: int = field(default=3, metadata=at_least(0))  # further deadlines that a round waits for its minimum
+    attempts: int = field(default=3, metadata=at_least(1))  # how often a silo that fails is asked in a round
+    # What becomes of an update that comes after its round: nothing, or it stands for its silo in the round under way.
+    stragglers: Literal["drop", "use"] = "drop"
+    patience: float = field(default=10.0, metadata=at_least(1))  # deadlines after which a straggler is given up
+    norm_factor: float = field(default=5.0, metadata=at_least(0))  # times the others' norm that is too much; 0: never

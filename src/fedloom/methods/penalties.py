@@ -1,0 +1,33 @@
+"""A penalty on steep decoders beside whatever a VAE method minimises, as ``model.penalty`` asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.errors import ConfigError
+from fedloom.methods.base import Method, Phase, Setting
+from fedloom.objectives.lipschitz import PENALTIES, WithPenalty
+
+
+def with_penalty(method: Method, setting: Setting) -> Method:
+    """The method with the penalty in every phase that trains a decoder."""
+    model = setting.config.model
+    if model.penalty == "none":
+        return method
+    if model.penalty == "align-penalty" and setting.config.privacy.mechanism == "dp-sgd":
+        raise ConfigError(
+            "model.penalty = 'align-penalty' interpolates between examples, so no bound on one record holds under "
+            "DP-SGD; use 'jacobian', or model.lipschitz"
+        )
+    if not any("decoder" in phase.trains for phase in method.phases):
+        raise ConfigError(
+            f"model.penalty = '{model.penalty}' is for decoders, and method.name = '{method.name}' trains none"
+        )
+    penalty = PENALTIES[model.penalty](model.penalty_limit)
+
+    def penalised(phase: Phase) -> Phase:
+        if "decoder" not in phase.trains:
+            return phase
+        return replace(phase, objective=WithPenalty(phase.objective, penalty, model.penalty_weight))
+
+    return replace(method, phases=tuple(map(penalised, method.phases)))

@@ -1,0 +1,41 @@
+"""What a deployment asks of privacy beyond a simulation.
+
+A silo keeps one ledger for its data, outside of run folders, with a budget that its operator grants over all runs. Runs
+are chosen after looking at earlier ones, so that budget is held by a privacy filter. Coins and noise come from the
+operating system (:func:`fedloom.privacy.noise.deployment_noise`, given to a trainer as ``secret``); a round that is
+done again is then another release, unless the bytes that were finished are sent again
+(:meth:`fedloom.privacy.ledger.Ledger.released`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedloom.config import PrivacyConfig
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Silo
+from fedloom.privacy.accounting import Budget, check_delta, default_delta
+from fedloom.privacy.ledger import Ledger
+
+
+def check_deployable(settings: PrivacyConfig) -> None:
+    """Refuse what is only simulated so far."""
+    if settings.mechanism != "none" and settings.trust == "distributed":
+        raise ConfigError(
+            "privacy.trust = 'distributed' needs secure aggregation, which a deployment does not have yet; use 'local'"
+        )
+
+
+def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0) -> Ledger:
+    """The ledger of a silo's data at a path, bound to them and to what their operator grants for good.
+
+    ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n).
+    """
+    granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
+    ledger = Ledger(path)
+    try:
+        ledger.enrol(silo.name, silo.digest, Budget(epsilon, granted, "filter"))
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger

@@ -1,0 +1,153 @@
+"""ALIGN-FL whole: what leaves a silo in every variant, what survives a restart, what is evaluated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.killing import train_until_write
+from engines.one_answer import UNEQUAL, config_of, image_federation, rounds_of, trainer_of
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment import Experiment, kept_models, load, resume, train
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Setting, make_method
+from fedloom.methods.generator import Generator
+from fedloom.models.vae import VAE
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.sharing.plan import SILO, UPLOAD, BlockKey
+from fedloom.streams import Streams
+from support import assert_same_run, equal_bits, tiny_config
+
+ALIGN = "method.name=align_fl"
+SMALL = ("server.samples=30", "server.epochs=1", "server.batch_size=16")
+TWO = image_federation({"a0": 12, "b0": 9})
+PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "dp-sgd": PRIVATE,
+    "dp-sgd of the decoder, median clip": (*PRIVATE, 'privacy.blocks=["decoder"]', "privacy.clipping=median"),
+    "replay and ball": ("server.replay=2", "server.latents=ball"),
+    "other networks at the server": ("server.model.network=conv", "server.model.latent=3", "model.channels=[3]"),
+}
+
+
+def egress(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "egress.jsonl").read_text().splitlines()]
+
+
+def test_its_plan_keeps_encoders_and_sends_decoders() -> None:
+    method = make_method(Setting(config_of(ALIGN), (1, 9, 8), ("a", "b"), ()))
+    assert method.plan.blocks == {"encoder": SILO, "decoder": UPLOAD}
+    assert [payload.name for payload in method.plan.payloads] == ["records"]
+    assert method.releases == ()
+
+
+def test_the_papers_network_has_the_papers_parameters_and_half_of_them_travel() -> None:
+    config = tiny_config(ALIGN, "model.hidden=[512, 256, 128]", "model.latent=2", "model.likelihood=gaussian")
+    model = make_method(Setting(config, (1, 28, 28), ("mnist",), ())).build(Site("silo-0", (0,)))
+    sizes = {name: sum(p.numel() for p in block.parameters()) for name, block in model.named_children()}
+    assert sizes == {"encoder": 566_660, "decoder": 567_184}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_nothing_but_the_decoder_leaves(variant: tuple[str, ...], tmp_path: Path) -> None:
+    train(config_of(ALIGN, *SMALL, "rounds=2", *variant), tmp_path / "run", TWO)
+    # 4 x 16 + 16 and 16 x 72 + 72 parameters of 4 bytes each; two counts of 8 bytes: of all records, of the group's.
+    expected = {"layers.0.weight": [16, 4], "layers.0.bias": [16], "layers.2.weight": [72, 16], "layers.2.bias": [72]}
+    rows = egress(tmp_path / "run")
+    assert len(rows) == 2 * len(TWO)
+    for row in rows:
+        assert row["blocks"] == {f"decoder@silo={row['silo']}": expected}
+        assert row["bytes"] == 4 * (80 + 1224) + 16
+        assert list(row["payloads"]) == ["records"]
+
+
+@pytest.mark.parametrize(("latents", "shapes"), [
+    ("mixture", {"weights": [3], "means": [3, 4], "variances": [3, 4]}),
+    ("histogram", {"counts": [3]}),
+])  # fmt: skip
+def test_latents_leave_only_where_they_are_asked_for(
+    latents: str, shapes: dict[str, list[int]], tmp_path: Path
+) -> None:
+    options = (f"server.latents={latents}", "server.components=3", "rounds=1")
+    train(config_of(ALIGN, *SMALL, *options), tmp_path / "run", UNEQUAL)
+    for row in egress(tmp_path / "run"):
+        assert row["payloads"]["latents"] == shapes
+        assert list(row["blocks"]) == [f"decoder@silo={row['silo']}"]
+
+
+def test_silos_and_server_survive_a_restart(tmp_path: Path) -> None:
+    """Moments and memories of both, earlier decoders, silos that sit out: all of it is in the checkpoint."""
+    options = ("rounds=4", "participation.rate=0.7", "local.keep_optimizer=true", "server.keep_optimizer=true")
+    config = config_of(ALIGN, *SMALL, "server.replay=1", "data.records_per_silo=20", *options)
+    train(config, tmp_path / "whole")
+    train_until_write(config, tmp_path / "killed", 25)
+    assert 0 < load(tmp_path / "killed").folder.rounds_done < 4
+    resume(tmp_path / "killed")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    silos = load_checkpoint(tmp_path / "whole").silos
+    assert all(any(name.startswith("model/encoder.") for name in tensors) for tensors in silos.values())
+
+
+def test_silos_go_on_from_their_own_state_and_receive_nothing() -> None:
+    trainer, start = trainer_of(config_of(ALIGN, *SMALL), UNEQUAL)
+    engine = ReferenceEngine(trainer)
+    state, _, _ = rounds_of(engine, start, ((0, 1, 2, 3, 4),))
+    tasks = engine.tasks(state, RoundContext(2, 9, (0, 1, 2, 3, 4)))
+    assert all(task.received == {} for task in tasks)
+    for task in tasks:
+        name = UNEQUAL.silos[task.silo].name
+        kept = {n.removeprefix("model/decoder."): t for n, t in task.state.tensors.items() if "decoder" in n}
+        assert equal_bits(kept, state.server.blocks[BlockKey("decoder", f"silo={name}")])
+
+
+def test_what_the_server_does_is_of_no_consequence_to_the_silos() -> None:
+    """So T rounds are continued local training, and a single upload at the end gives the server the same decoders."""
+    found = []
+    for options in (("server.samples=30",), ("server.samples=7", "server.model.latent=9", "server.replay=1")):
+        trainer, start = trainer_of(config_of(ALIGN, *SMALL, *options), UNEQUAL)
+        found.append(rounds_of(ReferenceEngine(trainer), start, ((0, 3), (0,)))[0])
+    assert found[0].silos.keys() == found[1].silos.keys()
+    assert all(equal_bits(found[0].silos[i].tensors, found[1].silos[i].tensors) for i in found[0].silos)
+    assert equal_bits(*(state.server.blocks[BlockKey("decoder", "silo=a0")] for state in found))
+
+
+def test_what_is_evaluated_is_the_servers_own_model() -> None:
+    config = config_of(ALIGN, *SMALL, "server.model.latent=3", "evaluation.samples=4")
+    trainer, start = trainer_of(config, UNEQUAL)
+    state, _, _ = rounds_of(ReferenceEngine(trainer), start, ((0, 1, 2, 3, 4),))
+    generator = Generator(trainer.method, state.server, UNEQUAL.groups)
+    evaluator = Evaluator(UNEQUAL, config.evaluation, Streams(0))
+    found = evaluator.evaluation(generator, kept_models(state, UNEQUAL)).autoencoders
+    assert [vae.group for vae in found] == ["a", "b"]
+    for vae in found:
+        state_dict = vae.model.state_dict()
+        for block in ("encoder", "decoder"):
+            own = state.server.blocks[BlockKey(block, "server")]
+            assert equal_bits({n: state_dict[f"{block}.{n}"] for n in own}, own)
+
+
+def test_four_architectures_in_one_federation() -> None:
+    options = ("model.silos.a1.latent=6", "model.silos.b0.network=conv", "model.silos.a2.network=deeper-mlp")
+    config = config_of(ALIGN, *SMALL, *options, "server.model.hidden=[12, 5]", "model.channels=[3, 4]")
+    method = Experiment.of(config, UNEQUAL).method
+    models = {silo.name: method.build(Site(silo.name, silo.groups)) for silo in UNEQUAL.silos}
+    models["server"] = method.build(Site("server", (0, 1)))
+    assert all(isinstance(model, VAE) for model in models.values())
+    assert {name: model.prior_means.shape[1] for name, model in models.items()} == {
+        "a0": 4, "b0": 4, "a1": 6, "b1": 4, "a2": 4, "server": 4,
+    }  # fmt: skip
+    layers = {n: [type(layer).__name__ for layer in m.decoder.modules()] for n, m in models.items()}
+    assert [layers[name].count("Linear") for name in ("a0", "a2", "b0", "server")] == [2, 4, 1, 3]
+    assert layers["b0"].count("ConvTranspose2d") == 2
+    x = torch.rand(2, 1, 9, 8)
+    for model in models.values():
+        output = model.decode(
+            model.encode(x, torch.zeros(2, dtype=torch.int64)).mean, torch.zeros(2, dtype=torch.int64)
+        )
+        assert output.shape == x.shape
