@@ -229,6 +229,7 @@ class EngineConfig:
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     workers: int = field(default=0, metadata=at_least(0))
     threads: int = field(default=0, metadata=at_least(0))
+    state_memory: float = field(default=512.0, metadata=above(0))  # MB of what silos keep; beyond it, it lies on disk
     checkpoint_every: int = field(default=1, metadata=at_least(1))
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
 

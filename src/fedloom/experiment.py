@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint, load_checkpoint,
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
 from fedloom.runs.images import save_grid
+from fedloom.runs.stacks import Overflow
 from fedloom.runs.trackers import check_trackers, open_trackers
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError
@@ -138,14 +139,17 @@ class Experiment:
         trackers = open_trackers(self.config, folder.path, state.round)
         engine = self._engine(folder, state, engine)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
+        overflow = Overflow(folder.overflow, int(self.config.engine.state_memory * 1e6))
         try:
+            for kept in state.silos.values():
+                overflow.admit(kept)
             observer.started(self, engine, state.round)
             while state.round < self.config.rounds:
                 start = time.perf_counter()
                 context = self._context(state.round + 1)
                 if charging is not None:
                     context = charging.admitted(state, context)
-                state, report = engine.round(state, context, partial(observer.silo_done, context))
+                state, report = engine.round(state, context, partial(_silo_done, overflow, observer, context))
                 row, egress = self._row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
                 if charging is not None:
@@ -170,6 +174,7 @@ class Experiment:
             raise RunFolderError(f"{error}; {hint}") from error
         finally:
             engine.close()
+            overflow.close()
             if charging is not None:
                 charging.close()
             for tracker in trackers:
@@ -212,7 +217,7 @@ class Experiment:
                 images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=way, device=device)
                 save_grid(images, samples / f"{file_name(group)}.png")
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
-        return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)
+        return evaluator.evaluate(generator, KeptModels(state, self.federation), rounds, left)
 
     def _checkpoint(self, state: FederationState, chosen: tuple[int, ...]) -> Checkpoint:
         server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
@@ -228,7 +233,7 @@ class Experiment:
                 "classes": list(self.federation.classes),
             },
         }
-        silos = {self.federation.silos[i].name: state.silos[i].tensors for i in sorted(state.silos)}
+        silos = {self.federation.silos[i].name: state.silos[i].source for i in sorted(state.silos)}
         return Checkpoint(state.round, server, silos, facts)
 
     def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -236,6 +241,11 @@ class Experiment:
             raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
         if checkpoint.facts.get("federation") != self.federation.digest:
             raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
+
+
+def _silo_done(overflow: Overflow, observer: Observer, context: RoundContext, result: Result) -> None:
+    observer.silo_done(context, result)
+    overflow.admit(result.state)
 
 
 def setting_of(config: Config, federation: Federation) -> Setting:
@@ -264,8 +274,8 @@ def server_state(checkpoint: Checkpoint) -> ServerState:
 
 def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
     """A checkpoint as the state it was made from."""
-    names = [silo.name for silo in federation.silos]
-    silos = {names.index(name): SiloState(tensors) for name, tensors in checkpoint.silos.items()}
+    number = {silo.name: index for index, silo in enumerate(federation.silos)}
+    silos = {number[name]: SiloState(tensors) for name, tensors in checkpoint.silos.items()}
     return FederationState(checkpoint.round, server_state(checkpoint), silos)
 
 
@@ -279,12 +289,20 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def kept_models(state: FederationState, federation: Federation) -> dict[str, Tensors]:
-    """What silos keep of their models, by silo and parameter name."""
-    return {
-        federation.silos[index].name: {n.removeprefix(MODEL): t for n, t in kept.tensors.items() if n.startswith(MODEL)}
-        for index, kept in state.silos.items()
-    }
+class KeptModels(Mapping[str, Tensors]):
+    """What silos keep of their models, by silo and parameter name; looked up one silo at a time."""
+
+    def __init__(self, state: FederationState, federation: Federation) -> None:
+        self._kept = {federation.silos[index].name: kept for index, kept in state.silos.items()}
+
+    def __getitem__(self, silo: str) -> Tensors:
+        return {n.removeprefix(MODEL): t for n, t in self._kept[silo].tensors.items() if n.startswith(MODEL)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 @dataclass(frozen=True)
@@ -337,7 +355,7 @@ class Run:
             [row for row in rows if row["round"] <= state.round]
             for rows in (self.folder.metrics(), self.folder.egress())
         )
-        silos = kept_models(state, experiment.federation)
+        silos = KeptModels(state, experiment.federation)
         return evaluator, evaluator.evaluation(generator, silos, rounds, egress)
 
     def evaluate(
