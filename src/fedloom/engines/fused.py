@@ -32,7 +32,7 @@ from fedloom.engines.fused_stack import Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
 from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext
@@ -157,7 +157,7 @@ class FusedEngine:
     ) -> Iterator[Result]:
         """Results chunk by chunk; with ``mean`` the updates go there and the results come without them."""
         for number, stack in enumerate(self._stacks):
-            left = sorted((i for i in context.participants if i in stack), key=lambda i: (-self._steps(i), i))
+            left = sorted((i for i in context.participants if i in stack), key=lambda i: (-self._trainer.steps(i), i))
             while left:
                 chunk = left[: self.chunk]
                 try:
@@ -174,11 +174,6 @@ class FusedEngine:
         self._classroom = None
         if self._options.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _steps(self, silo: int) -> int:
-        trainer = self._trainer
-        units = trainer.privacy[silo].units if trainer.privacy else len(trainer.federation.silos[silo])
-        return local_steps(trainer.config, units)
 
     def _halve(self, error: Exception) -> None:
         if self.chunk == 1:
@@ -199,7 +194,7 @@ class FusedEngine:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(stack, size), max(map(self._steps, stack.silos)))
+                steps = min(self._window(stack, size), max(map(trainer.steps, stack.silos)))
                 runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]

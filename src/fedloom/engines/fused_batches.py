@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.federation.records import Batch, as_float
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
@@ -75,7 +75,7 @@ class Schedule(Stretches):
     ) -> None:
         self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
         sizes = [len(trainer.federation.silos[silo]) for silo in silos]
-        steps = [local_steps(trainer.config, size) for size in sizes]
+        steps = [trainer.steps(silo) for silo in silos]
         super().__init__(steps if limit is None else [min(count, limit) for count in steps])
         device = stack.records.x.device
         self._device = device

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.engines.fused_batches import Stretches
 from fedloom.engines.fused_stack import Stack
 from fedloom.engines.private_training import unit_sizes
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.methods.base import Phase
 from fedloom.privacy.noise import coins
 from fedloom.privacy.planning import unit_numbers
@@ -72,7 +72,7 @@ class PrivateSchedule(Stretches):
         self, trainer: Trainer, stack: Stack, silos: Sequence[int], round: int, limit: int | None = None
     ) -> None:
         plans = [trainer.privacy[silo] for silo in silos]
-        steps = [local_steps(trainer.config, plan.units) for plan in plans]
+        steps = [trainer.steps(silo) for silo in silos]
         super().__init__(steps if limit is None else [min(count, limit) for count in steps])
         self._trainer, self._round = trainer, round
         self._phases = trainer.method.phases

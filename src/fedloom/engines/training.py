@@ -113,6 +113,11 @@ class Trainer:
             seconds=time.perf_counter() - start,
         )
 
+    def steps(self, silo: int) -> int:
+        """How many steps a silo takes in a round: batches of its records, under DP-SGD of its units."""
+        units = self.privacy[silo].units if self.privacy else len(self.federation.silos[silo])
+        return local_steps(self.config, units)
+
     def _model(self, site: Site) -> nn.Module:
         """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
         kind = self.method.kind(site)
@@ -131,15 +136,13 @@ class Trainer:
 
         if not learners:
             return
+        limit = self.steps(task.silo) if task.step_limit is None else task.step_limit
         if task.mechanism is not None:
             private = PrivateTraining(
                 task.mechanism, silo, task, self.streams, self.randomness, self.config.local.batch_size, bounds
             )
-            units = self.privacy[task.silo].units
-            limit = local_steps(self.config, units) if task.step_limit is None else task.step_limit
             yield from private.steps(limit, model, learners, received, plain_step)
             return
-        limit = local_steps(self.config, len(silo)) if task.step_limit is None else task.step_limit
         for batch, noises in itertools.islice(self._batches(silo, task), limit):
             terms: dict[str, Tensor] = {}
             for learner, noise in zip(learners, noises, strict=True):
