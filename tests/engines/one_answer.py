@@ -78,6 +78,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "align_fl of a mixture": (ALIGN, *DISTIL, "server.latents=mixture", "server.components=3"),
     "align_fl of a histogram": (ALIGN, *DISTIL, "server.latents=histogram", "server.components=8"),
+    "align_fl with its penalty": (ALIGN, *DISTIL, "model.penalty=align-penalty"),
+    "align_fl of certified decoders": (ALIGN, *DISTIL, "model.lipschitz=2.0"),
     "align_fl of four architectures": (
         ALIGN,
         *DISTIL,
