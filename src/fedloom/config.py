@@ -82,6 +82,8 @@ class ModelConfig:
     top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())
     top_latent: int = field(default=20, metadata=at_least(1))
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
+    variance: float = field(default=0.5, metadata=above(0))  # of a Gaussian likelihood
+    posterior: Literal["amortised", "closed-form", "from-decoder"] = "amortised"  # where a record's latents come from
     kl_weight: float = field(default=1.0, metadata=at_least(0))
     # How steep decoders may be. A certified bound on the Lipschitz constant of the mean image (0: none), and a penalty
     # that is no bound; the limit is that of "jacobian" alone.

@@ -58,6 +58,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "sgd": ("local.optimizer=sgd", "local.learning_rate=1e-4"),
     "gaussian": ("model.likelihood=gaussian",),
     "a number of steps": ("local.steps=7",),  # for some silos more than an epoch, for others less
+    "closed-form posterior": (FISSION, "model.posterior=closed-form", "model.hidden=[]", "model.likelihood=gaussian"),
+    "encoder on samples": (FISSION, "model.posterior=from-decoder"),
     "equal groups": (FISSION, "sharing.weights=equal-groups"),
     "branches of two architectures": (FISSION, "model.branches.b=deeper-mlp"),
     "convolutions": ("model.network=conv", CONVOLUTIONS),
