@@ -42,6 +42,14 @@ def machine() -> dict[str, Any]:
     }
 
 
+THREAD_SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_")
+
+
+def untouched_environment() -> dict[str, str]:
+    """This environment without thread settings: fedloom sets some for itself when it is imported, here as well."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(THREAD_SETTINGS)}
+
+
 def random_federation(silos: int, records: int, shape: tuple[int, ...]) -> Federation:
     """Silos of two groups in turn, with random images: speed does not depend on what they show."""
     generator = torch.Generator().manual_seed(0)

@@ -82,6 +82,8 @@ class ModelConfig:
     top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())
     top_latent: int = field(default=20, metadata=at_least(1))
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
+    variance: float = field(default=0.5, metadata=above(0))  # of a Gaussian likelihood
+    posterior: Literal["amortised", "closed-form", "from-decoder"] = "amortised"  # where a record's latents come from
     kl_weight: float = field(default=1.0, metadata=at_least(0))
     # How steep decoders may be. A certified bound on the Lipschitz constant of the mean image (0: none), and a penalty
     # that is no bound; the limit is that of "jacobian" alone.
@@ -122,9 +124,7 @@ class DataConfig:
     alpha: float = field(default=0.3, metadata=above(0))
     classes_per_silo: int = field(default=2, metadata=at_least(1))
     records_per_silo: int = field(default=0, metadata=at_least(0))
-    validation: float = field(
-        default=0.0, metadata=share()
-    )  # of each silo's records, for choices that it makes at home
+    validation: float = field(default=0.0, metadata=share())  # of each silo's records, for choices that it makes at home
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
@@ -231,6 +231,7 @@ class EngineConfig:
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     workers: int = field(default=0, metadata=at_least(0))
     threads: int = field(default=0, metadata=at_least(0))
+    state_memory: float = field(default=512.0, metadata=above(0))  # MB of what silos keep; beyond it, it lies on disk
     checkpoint_every: int = field(default=1, metadata=at_least(1))
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
 

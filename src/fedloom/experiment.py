@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint, load_checkpoint,
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
 from fedloom.runs.images import save_grid
+from fedloom.runs.stacks import Overflow
 from fedloom.runs.trackers import check_trackers, open_trackers
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError
@@ -151,8 +152,11 @@ class Experiment:
         folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
+        overflow = Overflow(folder.overflow, int(self.config.engine.state_memory * 1e6))
         folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         try:
+            for kept in state.silos.values():
+                overflow.admit(kept)
             observer.started(self, engine, state.round)
             while state.round < self.config.rounds:
                 start = time.perf_counter()
@@ -160,7 +164,7 @@ class Experiment:
                 if charging is not None:
                     context = charging.admitted(state, context)
                 before = time.perf_counter() - start
-                state, report, training = yield Job(state, context, partial(observer.silo_done, context))
+                state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
                 start = time.perf_counter() - before - training  # other runs' work in between is not counted
                 row, egress = self._row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
@@ -185,6 +189,7 @@ class Experiment:
             hint = f"all up to the last checkpoint is kept: 'fedloom resume {folder.path}' goes on from it"
             raise RunFolderError(f"{error}; {hint}") from error
         finally:
+            overflow.close()
             if charging is not None:
                 charging.close()
             for tracker in trackers:
@@ -220,7 +225,7 @@ class Experiment:
                 images = generator.sample(GRID, group=group, seed=self.config.seed, pathway=way, device=device)
                 save_grid(images, samples / f"{file_name(group)}.png")
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
-        return evaluator.evaluate(generator, kept_models(state, self.federation), rounds, left)
+        return evaluator.evaluate(generator, KeptModels(state, self.federation), rounds, left)
 
     def _checkpoint(self, state: FederationState, chosen: tuple[int, ...]) -> Checkpoint:
         server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
@@ -236,7 +241,7 @@ class Experiment:
                 "classes": list(self.federation.classes),
             },
         }
-        silos = {self.federation.silos[i].name: state.silos[i].tensors for i in sorted(state.silos)}
+        silos = {self.federation.silos[i].name: state.silos[i].source for i in sorted(state.silos)}
         return Checkpoint(state.round, server, silos, facts)
 
     def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -326,6 +331,11 @@ def _attempted(engine: Engine, job: Job) -> Outcome:
         return error
 
 
+def _silo_done(overflow: Overflow, observer: Observer, context: RoundContext, result: Result) -> None:
+    observer.silo_done(context, result)
+    overflow.admit(result.state)
+
+
 def setting_of(config: Config, federation: Federation) -> Setting:
     """The public facts of a federation that a method is made for."""
     names = tuple(silo.name for silo in federation.silos)
@@ -352,8 +362,8 @@ def server_state(checkpoint: Checkpoint) -> ServerState:
 
 def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
     """A checkpoint as the state it was made from."""
-    names = [silo.name for silo in federation.silos]
-    silos = {names.index(name): SiloState(tensors) for name, tensors in checkpoint.silos.items()}
+    number = {silo.name: index for index, silo in enumerate(federation.silos)}
+    silos = {number[name]: SiloState(tensors) for name, tensors in checkpoint.silos.items()}
     return FederationState(checkpoint.round, server_state(checkpoint), silos)
 
 
@@ -367,12 +377,20 @@ def torch_device(name: str) -> torch.device:
     return device
 
 
-def kept_models(state: FederationState, federation: Federation) -> dict[str, Tensors]:
-    """What silos keep of their models, by silo and parameter name."""
-    return {
-        federation.silos[index].name: {n.removeprefix(MODEL): t for n, t in kept.tensors.items() if n.startswith(MODEL)}
-        for index, kept in state.silos.items()
-    }
+class KeptModels(Mapping[str, Tensors]):
+    """What silos keep of their models, by silo and parameter name; looked up one silo at a time."""
+
+    def __init__(self, state: FederationState, federation: Federation) -> None:
+        self._kept = {federation.silos[index].name: kept for index, kept in state.silos.items()}
+
+    def __getitem__(self, silo: str) -> Tensors:
+        return {n.removeprefix(MODEL): t for n, t in self._kept[silo].tensors.items() if n.startswith(MODEL)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 @dataclass(frozen=True)
@@ -425,7 +443,7 @@ class Run:
             [row for row in rows if row["round"] <= state.round]
             for rows in (self.folder.metrics(), self.folder.egress())
         )
-        silos = kept_models(state, experiment.federation)
+        silos = KeptModels(state, experiment.federation)
         return evaluator, evaluator.evaluation(generator, silos, rounds, egress)
 
     def evaluate(

@@ -58,6 +58,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "sgd": ("local.optimizer=sgd", "local.learning_rate=1e-4"),
     "gaussian": ("model.likelihood=gaussian",),
     "a number of steps": ("local.steps=7",),  # for some silos more than an epoch, for others less
+    "closed-form posterior": (FISSION, "model.posterior=closed-form", "model.hidden=[]", "model.likelihood=gaussian"),
+    "encoder on samples": (FISSION, "model.posterior=from-decoder"),
     "equal groups": (FISSION, "sharing.weights=equal-groups"),
     "branches of two architectures": (FISSION, "model.branches.b=deeper-mlp"),
     "convolutions": ("model.network=conv", CONVOLUTIONS),
@@ -78,6 +80,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "align_fl of a mixture": (ALIGN, *DISTIL, "server.latents=mixture", "server.components=3"),
     "align_fl of a histogram": (ALIGN, *DISTIL, "server.latents=histogram", "server.components=8"),
+    "align_fl with its penalty": (ALIGN, *DISTIL, "model.penalty=align-penalty"),
+    "align_fl of certified decoders": (ALIGN, *DISTIL, "model.lipschitz=2.0"),
     "align_fl of four architectures": (
         ALIGN,
         *DISTIL,

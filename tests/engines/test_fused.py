@@ -197,7 +197,7 @@ def test_objectives_may_use_the_round_and_what_was_received() -> None:
         (Branching(), r"module 'body.1' \(Branching\) cannot be batched over silos: vmap: .*data-dependent control"),
         (nn.BatchNorm1d(4), r"module 'body.1' \(BatchNorm1d\) changes its buffer 'running_mean' in place"),
         (nn.Dropout(), r"module 'body.1' \(Dropout\) cannot be batched over silos: vmap: .*random"),
-        (Centring(), "in phase 'vae' the loss of one example depends on the others in its batch"),
+        (Centring(), "in phase 'vae' the loss of one example depends on others in its batch, even on padding"),
     ],
 )
 def test_what_cannot_be_batched_is_named(layer: nn.Module, complaint: str) -> None:

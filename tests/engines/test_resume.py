@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 from pathlib import Path
@@ -13,12 +14,13 @@ from engines.killing import resume_until_write, train_until_killed, train_until_
 from fedloom.engines.base import RoundReport
 from fedloom.errors import RunFolderError
 from fedloom.experiment import Observer, resume, train
-from fedloom.runs.checkpoint import checkpoint_rounds, load_checkpoint
+from fedloom.runs.checkpoint import checkpoint_rounds, folder_of, load_checkpoint
 from fedloom.runs.folder import RunFolder
 from support import assert_same_run, federation_of, logged, tiny_config
 
 # Everything that a silo can keep from round to round, silos that sit out a round, and a round in several batches.
 KEEPING = ("rounds=4", "participation.rate=0.7", "local.keep_optimizer=true", "sharing.scopes.encoder=silo")
+TIGHT = "engine.state_memory=0.02"  # MB; a silo keeps 0.26
 WRITES_A_ROUND = 7  # egress, metrics; server, silos, index, the checkpoint's folder and the folder around it
 
 
@@ -81,6 +83,41 @@ def test_killed_again_while_resuming(write: int, undisturbed: tuple[Path, list[i
     resume_until_write(tmp_path / "run", write)
     resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """The same run, but hardly anything of what silos keep has room in memory."""
+    path = tmp_path_factory.mktemp("overflowing") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        counter = CountWrites(monkeypatch)
+        train(tiny_config(*KEEPING, TIGHT), path, observer=counter)
+    return path, counter.after_round
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_what_lies_on_disk_changes_nothing(
+    engine: str, undisturbed: tuple[Path, list[int]], overflowing: tuple[Path, list[int]], tmp_path: Path
+) -> None:
+    one, other = undisturbed[0], overflowing[0]
+    if engine == "fused":
+        one, other = tmp_path / "roomy", tmp_path / "tight"
+        train(tiny_config(*KEEPING, "engine.name=fused", "engine.workers=0"), one)
+        train(tiny_config(*KEEPING, "engine.name=fused", "engine.workers=0", TIGHT), other)
+    assert_same_run(one, other)
+    assert not (other / "overflow").exists()
+    stacks = [json.loads((folder_of(path, 4) / "index.json").read_text())["stacks"] for path in (one, other)]
+    assert len(stacks[0]) == 1 < len(stacks[1])  # in the second run they were written when they came
+
+
+@pytest.mark.parametrize("write", [1, 3, 5, 8])
+def test_killed_while_what_silos_keep_lies_on_disk(
+    write: int, undisturbed: tuple[Path, list[int]], overflowing: tuple[Path, list[int]], tmp_path: Path
+) -> None:
+    train_until_write(tiny_config(*KEEPING, TIGHT), tmp_path / "run", overflowing[1][1] + write)
+    resume(tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed[0])
+    assert not (tmp_path / "run" / "overflow").exists()
 
 
 def test_killed_from_outside_at_random_moments(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from engines.killing import train_until_write
 from engines.one_answer import UNEQUAL, config_of, image_federation, rounds_of, trainer_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.evaluation.suite import Evaluator
-from fedloom.experiment import Experiment, kept_models, load, resume, train
+from fedloom.experiment import Experiment, KeptModels, load, resume, train
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
 from fedloom.methods.generator import Generator
@@ -123,7 +123,7 @@ def test_what_is_evaluated_is_the_servers_own_model() -> None:
     state, _, _ = rounds_of(ReferenceEngine(trainer), start, ((0, 1, 2, 3, 4),))
     generator = Generator(trainer.method, state.server, UNEQUAL.groups)
     evaluator = Evaluator(UNEQUAL, config.evaluation, Streams(0))
-    found = evaluator.evaluation(generator, kept_models(state, UNEQUAL)).autoencoders
+    found = evaluator.evaluation(generator, KeptModels(state, UNEQUAL)).autoencoders
     assert [vae.group for vae in found] == ["a", "b"]
     for vae in found:
         state_dict = vae.model.state_dict()

@@ -197,11 +197,13 @@ def test_the_server_starts_where_it_ended_with_or_without_its_moments(keep: str)
     assert counts == ({13.0} if keep == "true" else set())
 
 
-def test_the_server_trains_on_the_union_and_gets_better_at_it() -> None:
-    trainer, start, _ = aligned("server.epochs=20")
-    _, reports, _ = rounds_of(ReferenceEngine(trainer), start, (EVERYBODY,) * 3)
-    losses = [report.terms["server/loss"] for report in reports]
-    assert losses[2] < losses[1] < losses[0]
+def test_the_server_gets_better_at_what_it_is_shown() -> None:
+    losses = []
+    for epochs in (1, 40):
+        trainer, start, _ = aligned(f"server.epochs={epochs}")
+        _, reports, _ = rounds_of(ReferenceEngine(trainer), start, (EVERYBODY,))
+        losses.append(reports[0].terms["server/nll"])
+    assert losses[1] < losses[0] - 0.5
 
 
 def test_generated_images_are_those_of_the_servers_own_decoder() -> None:

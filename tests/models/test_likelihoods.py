@@ -42,4 +42,4 @@ def test_gaussian_of_variance_one_half_is_squared_error_plus_half_log_pi_a_pixel
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_means_are_probabilities(name: str) -> None:
     output = torch.tensor([[0.0, math.log(3), -200.0, 200.0]])
-    torch.testing.assert_close(LIKELIHOODS[name]().mean(output), torch.tensor([[0.5, 0.75, 0.0, 1.0]]))
+    torch.testing.assert_close(LIKELIHOODS[name](0.5).mean(output), torch.tensor([[0.5, 0.75, 0.0, 1.0]]))

@@ -115,6 +115,17 @@ def test_gram_iteration_is_a_tight_upper_bound(shape: tuple[int, int]) -> None:
     assert float(gram_norm(torch.zeros(3, 3))) < 0.1
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (30, 7), (7, 30)])
+def test_the_gradient_of_the_bound_is_that_of_the_norm(shape: tuple[int, int]) -> None:
+    left, _, right = torch.linalg.svd(torch.randn(shape, generator=torch.Generator().manual_seed(0)), False)
+    matrix = (left * torch.tensor([2.0, *[0.5] * (min(shape) - 1)]) @ right).requires_grad_()
+    (found,) = torch.autograd.grad(gram_norm(matrix), matrix)
+    (truth,) = torch.autograd.grad(torch.linalg.matrix_norm(matrix, 2), matrix)
+    torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-4)
+    (nothing,) = torch.autograd.grad(gram_norm(zeros := torch.zeros(shape, requires_grad=True)), zeros)
+    assert not nothing.any()
+
+
 @pytest.mark.parametrize(
     "make", [lambda: Flat((3,), (8, 8), (20,)), lambda: Upwards(3, (4, 6), (1, 8, 8))], ids=["mlp", "conv"]
 )

@@ -14,6 +14,7 @@ from fedloom.cli import (
     data,
     embedding,
     evaluation,
+    federation,
     inspection,
     ledger,
     reporting,
@@ -61,6 +62,7 @@ app.command("report")(reporting.report)
 app.command("embed")(embedding.embed)
 app.command("list")(catalogue.list_names)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
 
 
 def main() -> None:

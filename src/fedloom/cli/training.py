@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,20 @@ import typer
 from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
 from fedloom.cli.output import Json, Overrides, clock, plural, say, say_facts, show, show_json, terminal
 from fedloom.config import load_config
+from fedloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
 
 INTERRUPTED = 130
 
-EngineName = Annotated[str | None, typer.Option("--engine", help="auto, reference or fused.", show_default=False)]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="auto, reference, fused, or flower.", show_default=False)
+]
+Federation = Annotated[
+    Path | None,
+    typer.Option("--federation", metavar="DIR", help="A federation's folder: run across machines.", show_default=False),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default=False)]
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bf16.", show_default=False)]
 
@@ -33,17 +41,27 @@ def run(
     engine: EngineName = None,
     device: Device = None,
     precision: Precision = None,
+    federation: Federation = None,
     as_json: Json = False,
 ) -> None:
     """Train what a preset or a file describes, into a new run folder."""
+    _check_place(engine, federation)
     where = [f"engine.{key}={value}" for key, value in _engine(engine, device, precision).items()]
     config = load_config(source, [*(overrides or ()), *where])
     with terminal().status("loading"):
         from fedloom.cli.progress import RoundProgress
-        from fedloom.experiment import file_name, train
+        from fedloom.experiment import file_name, load, train
     folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
-    with _stoppable(folder), RoundProgress(terminal()) as progress:
-        finished = train(config, folder, observer=progress)
+    if federation is not None:
+        from fedloom.deployment.following import run_at
+        from fedloom.deployment.homes import ServerHome
+
+        with _stoppable(folder):
+            run_at(ServerHome.open(federation), config, folder, partial(typer.echo, err=True))
+        finished = load(folder)
+    else:
+        with _stoppable(folder), RoundProgress(terminal()) as progress:
+            finished = train(config, folder, observer=progress)
     _summarise(finished, as_json)
 
 
@@ -52,24 +70,45 @@ def resume(
     engine: EngineName = None,
     device: Device = None,
     precision: Precision = None,
+    federation: Federation = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a stopped run, exactly as if it had not stopped (on another engine: up to rounding)."""
     with terminal().status("loading"):
         from fedloom import experiment
         from fedloom.cli.progress import RoundProgress
-    ended = experiment.load(folder).folder.status["state"] != "unfinished"
-    with _stoppable(folder), RoundProgress(terminal()) as progress:
-        found = experiment.resume(folder, observer=progress, engine=_engine(engine, device, precision))
+    run_folder = experiment.load(folder).folder
+    ended = run_folder.status["state"] != "unfinished"
+    if federation is None and run_folder.environment.get("engine_choice", {}).get("name") == "flower":
+        raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
+    if federation is not None:
+        from fedloom.deployment.following import resume_at
+        from fedloom.deployment.homes import ServerHome
+
+        with _stoppable(folder):
+            if not ended:
+                resume_at(ServerHome.open(federation), run_folder, partial(typer.echo, err=True))
+        found = experiment.load(folder)
+    else:
+        with _stoppable(folder), RoundProgress(terminal()) as progress:
+            found = experiment.resume(folder, observer=progress, engine=_engine(engine, device, precision))
     if ended and not as_json:
         say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
     else:
         _summarise(found, as_json)
 
 
+def _check_place(engine: str | None, federation: Path | None) -> None:
+    """``--engine flower`` and ``--federation DIR`` go together."""
+    if engine == "flower" and federation is None:
+        raise ConfigError("--engine flower needs --federation DIR, the folder that 'fedloom federation init' made")
+    if federation is not None and engine not in (None, "flower"):
+        raise ConfigError(f"--federation runs on the engine 'flower', but --engine {engine} is asked for")
+
+
 def _engine(name: str | None, device: str | None, precision: str | None) -> dict[str, str]:
     """What was said about the engine."""
-    settings = {"name": name, "device": device, "precision": precision}
+    settings = {"name": None if name == "flower" else name, "device": device, "precision": precision}
     return {key: value for key, value in settings.items() if value is not None}
 
 

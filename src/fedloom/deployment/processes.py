@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from fedloom.errors import MissingExtraError
 
 BIN = Path(sys.executable).parent
 STOPPING = 15.0  # seconds that a process has to end by itself
@@ -23,6 +26,12 @@ FLOWER = {  # nothing is told to anybody, nothing is fetched from anywhere
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
+
+
+def require_flower() -> None:
+    """Complain in one sentence where Flower is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise MissingExtraError("a federation needs the package 'flwr'; pip install 'fedloom[flower]'")
 
 
 def flower_environment(home: Path, before: Sequence[Path] = ()) -> dict[str, str]:

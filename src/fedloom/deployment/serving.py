@@ -145,8 +145,7 @@ class Serving:
 
     def register(self) -> None:
         """Tell the SuperLink of every key that was admitted since; a silo's new key takes the place of its old one."""
-        done_file = self.home.flower / "registered.json"
-        done = json.loads(done_file.read_text(encoding="utf-8")) if done_file.is_file() else {}
+        done = self.home.registered()
         for silo, key in self.home.keys_admitted().items():
             known = done.get(silo)
             if known and known["key"] == key.decode():
@@ -158,7 +157,7 @@ class Serving:
             path = self.home.admitted / f"{silo}.pub"
             node = self.control("supernode", "register", str(path), "federation", "--name", silo)["node-id"]
             done[silo] = {"key": key.decode(), "node": str(node)}
-            write_json(done_file, done)
+            write_json(self.home.flower / "registered.json", done)
             self.say(f"silo '{silo}' may join")
 
     def _superlink(self) -> Child:

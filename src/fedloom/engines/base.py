@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from fedloom.config import Config
 from fedloom.federation.participation import participants
@@ -22,11 +23,19 @@ from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SiloState:
     """What a silo keeps from round to round: blocks that are not sent down to it, optimiser states, memories."""
 
-    tensors: Tensors = field(default_factory=dict)
+    source: Mapping[str, Tensor] = field(default_factory=dict)  # in memory, until there is too much: then on disk
+
+    def __bool__(self) -> bool:
+        return len(self.source) > 0
+
+    @property
+    def tensors(self) -> Tensors:
+        """All of it by name, read anew where it lies on disk."""
+        return dict(self.source.items())
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ def settled(
     """The end of a round: the server's new state, what the silos keep, and the report."""
     results = sorted(results, key=lambda result: result.silo)
     silos = dict(state.silos)
-    silos.update({result.silo: result.state for result in results if result.state.tensors})
+    silos.update({result.silo: result.state for result in results if result.state})
     steps = sum(result.steps for result in results)
     terms: dict[str, float] = {}
     for result in results:

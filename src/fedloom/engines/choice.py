@@ -22,7 +22,7 @@ from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
 
@@ -152,7 +152,7 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
 def _steady(trainer: Trainer) -> bool:
     """Whether every step of a run has the same number of silos; for each other number there would be a compilation."""
     everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
-    return everybody and len({local_steps(trainer.config, len(silo)) for silo in trainer.federation.silos}) == 1
+    return everybody and len({trainer.steps(silo) for silo in range(len(trainer.federation))}) == 1
 
 
 def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState) -> float:

@@ -204,14 +204,15 @@ def private_buffers(stack: Stack, steps: int, silos: int) -> PhaseInputs:
 
 
 def _buffers(trainer: Trainer, phase: Phase, leading: tuple[int, int], width: int, device: Any) -> Tensors:
+    """In the order of a window's tensors: they are filled one after the other."""
     rows = width if phase.touches_records else trainer.config.local.batch_size
-    tensors = {
-        NOISE + n: torch.zeros(*leading, rows, *shape, device=device) for n, shape in phase.objective.noise.items()
-    }
+    tensors: Tensors = {}
     if phase.touches_records:
         tensors["index"] = torch.zeros(*leading, rows, dtype=torch.int64, device=device)
         tensors["mask"] = torch.zeros(*leading, rows, device=device)
-    return tensors
+    return tensors | {
+        NOISE + n: torch.zeros(*leading, rows, *shape, device=device) for n, shape in phase.objective.noise.items()
+    }
 
 
 def private_numbers_per_step(stack: Stack) -> int:

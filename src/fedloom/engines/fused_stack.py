@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.config import LocalConfig
 from fedloom.engines.base import site_of
-from fedloom.engines.training import Trainer, local_steps
+from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
@@ -44,8 +44,7 @@ class Member:
     @cached_property
     def steps(self) -> int:
         """How many it takes in a round."""
-        plans = self.trainer.privacy
-        return local_steps(self.trainer.config, plans[self.index].units if plans else len(self.silo))
+        return self.trainer.steps(self.index)
 
     @cached_property
     def records(self) -> dict[str, float]:

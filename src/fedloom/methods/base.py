@@ -253,7 +253,8 @@ def make_method(setting: Setting) -> Method:
         raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
     from fedloom.methods.distil import with_server_step  # which is built on this module
     from fedloom.methods.penalties import with_penalty
+    from fedloom.methods.posteriors import with_posterior
 
     recipe = recipes()[method.name]
     made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
-    return with_server_step(with_penalty(made, setting), setting)
+    return with_server_step(with_penalty(with_posterior(made, setting), setting), setting)

@@ -282,8 +282,11 @@ def with_server_step(method: Method, setting: Setting) -> Method:
 def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> Method:
     settings, config = setting.config.server, setting.config
     own = settings.trains == "own"
-    model = config.model.changed(settings.model, "server.model", (*ARCHITECTURE, "kl_weight"))
     _check_settings(method, setting, before)
+    model = config.model
+    if not _taken_over(method, settings):
+        # What keeps the silos' decoders from showing their records is of no use in the server's, unless asked for.
+        model = replace(model, lipschitz=0.0).changed(settings.model, "server.model", (*ARCHITECTURE, "kl_weight"))
     kept = SharingPlan(dict.fromkeys(BLOCKS, SERVER if own else GLOBAL), setting.groups)
     alone = replace(setting, config=replace(config, model=replace(model, branches={}, silos={})))
     build = BuildVAE(alone, kept, torch.zeros(len(setting.groups), model.latent))
@@ -301,6 +304,11 @@ def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> 
     return replace(made, build=models, server_plan=kept, pathways=flat_pathways(model.latent))
 
 
+def _taken_over(method: Method, settings: ServerConfig) -> bool:
+    """Whether the model that the server trains comes down to the silos."""
+    return settings.trains == "merged" or any(rule.down is Down.SERVER for rule in method.plan.blocks.values())
+
+
 def _check_settings(method: Method, setting: Setting, before: ServerStep | None) -> None:
     settings, source = setting.config.server, next(iter(method.pathways.values()))
     flat = set(source.noise) == {"z1"} and source.uses_prior
@@ -311,9 +319,8 @@ def _check_settings(method: Method, setting: Setting, before: ServerStep | None)
             "server.trains = 'merged' needs server.step = 'mean+distil', and a VAE of one level whose encoder and "
             "decoder are averaged over everybody"
         )
-    goes_down = any(rule.down is Down.SERVER for rule in method.plan.blocks.values())
-    if changed := (settings.trains == "merged" or goes_down) and sorted(set(settings.model) & set(ARCHITECTURE)):
-        raise ConfigError(f"server.model.{changed[0]} must not be set: the silos take over the server's model")
+    if settings.model and _taken_over(method, settings):
+        raise ConfigError(f"server.model.{min(settings.model)} must not be set: the silos take over the server's model")
     if settings.latents in DRAWS and not flat:
         raise ConfigError(f"server.latents = '{settings.latents}' is for VAEs of one level; use 'prior'")
     if settings.latents in ("mixture", "histogram") and len(latent_sizes(setting)) > 1:

@@ -15,6 +15,7 @@ from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.history import RememberingVAE
 from fedloom.models.likelihoods import LIKELIHOODS
+from fedloom.models.linear import LinearVAE
 from fedloom.models.networks import Network, network, widened
 from fedloom.models.priors import prior_means
 from fedloom.models.vae import VAE
@@ -47,9 +48,11 @@ class BuildVAE:
     def __call__(self, site: Site) -> VAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
         model, shape, plan = self.setting.model_at(site.name), self.setting.shape, self.plan
-        likelihood, means = LIKELIHOODS[model.likelihood](), self.prior_means[:, : model.latent]
-        encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
+        likelihood, means = LIKELIHOODS[model.likelihood](model.variance), self.prior_means[:, : model.latent]
         decoder = branched(plan, "decoder", site, lambda g: self._decoder(model, g))
+        if "encoder" not in plan.blocks:
+            return LinearVAE(decoder, means, model.variance)
+        encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
         if "top_encoder" in plan.blocks:
             top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
             top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(model, g).top_decoder(model))

@@ -68,4 +68,7 @@ class Gaussian:
         return mean + math.sqrt(self.variance) * noise
 
 
-LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {"bernoulli": Bernoulli, "gaussian": Gaussian}
+LIKELIHOODS: dict[str, Callable[[float], Likelihood]] = {
+    "bernoulli": lambda _: Bernoulli(),
+    "gaussian": Gaussian,
+}  # given the variance

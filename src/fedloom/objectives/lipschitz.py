@@ -126,7 +126,9 @@ class AlignPenalty:
         """Of each example, on its way to another."""
         z = model.encode(batch.x, batch.group).sample(noise["penalty"])
         share = torch.special.ndtr(noise["between"])  # uniform
-        between = share * z + (1 - share) * z[noise["order"][:, 0].argsort()]
+        # Rows that are padding come last, so that no other one is sent to them.
+        order = torch.where(batch.mask > 0, noise["order"][:, 0], torch.inf).argsort()
+        between = share * z + (1 - share) * z[order]
         pull = vjp(_mean_image(model, batch.group), between)[1]
         (gradient,) = pull(torch.ones_like(batch.x))
         penalty: Tensor = ((gradient.square().sum(dim=1) + SMALL).sqrt() - 1).square()

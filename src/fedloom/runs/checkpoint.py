@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedloom.errors import RunFolderError
-from fedloom.runs.files import digest, write_folder_atomically
+from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
+from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
 
 SCHEMA = 1
 BLOCKS, MEMORY = "blocks/", "memory/"
@@ -28,7 +29,7 @@ class Checkpoint:
 
     round: int
     server: Tensors
-    silos: dict[str, Tensors]  # by silo name; silos that keep nothing are absent
+    silos: Mapping[str, Mapping[str, Tensor]]  # by silo name, in memory or in a file; absent if it keeps nothing
     facts: dict[str, Any]  # config digest, seed, participants, setting: whatever the run wants to find again
 
 
@@ -40,21 +41,29 @@ def folder_of(run: Path, round_number: int) -> Path:
 def save_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write it whole or not at all, then drop all but the newest ``keep``."""
     files = {"server.safetensors": save(_contiguous(checkpoint.server))}
-    stacks: dict[str, dict[str, Any]] = {}
-    for number, names in enumerate(_stacks(checkpoint.silos)):
-        first = checkpoint.silos[names[0]]
-        stacked = {key: torch.stack([checkpoint.silos[name][key] for name in names]) for key in first}
-        files[f"silos-{number}.safetensors"] = save(_contiguous(stacked))
-        stacks[f"silos-{number}.safetensors"] = {"silos": names}
+    owners: dict[str, list[str | None]] = {}  # of the rows of each file; none where a silo has newer tensors elsewhere
+    held = {name: table for name, table in checkpoint.silos.items() if not isinstance(table, StoredRow)}
+    for names in alike(held):
+        file_name = f"silos-{len(owners)}.safetensors"
+        files[file_name] = stacked([held[name] for name in names])
+        owners[file_name] = list(names)
+    stored: dict[StackFile, list[str | None]] = {}
+    for name, table in checkpoint.silos.items():
+        if isinstance(table, StoredRow):
+            stored.setdefault(table.file, [None] * table.file.rows)[table.position] = name
+    links = {f"silos-{len(owners) + number}.safetensors": file for number, file in enumerate(stored)}
+    owners |= {file_name: stored[file] for file_name, file in links.items()}
     index = {
         "schema": SCHEMA,
         "round": checkpoint.round,
         **checkpoint.facts,
-        "stacks": stacks,
-        "sha256": {name: digest(data) for name, data in files.items()},
+        "stacks": {file_name: {"silos": names} for file_name, names in owners.items()},
+        "sha256": {name: digest(data) for name, data in files.items()}
+        | {file_name: file.sha256 for file_name, file in links.items()},
     }
     files["index.json"] = json.dumps(index, indent=2).encode()
-    write_folder_atomically(folder_of(run, checkpoint.round), files)
+    paths = {file_name: file.path for file_name, file in links.items()}
+    write_folder_atomically(folder_of(run, checkpoint.round), files, paths)
     for old in checkpoint_rounds(run)[:-keep]:
         shutil.rmtree(folder_of(run, old), ignore_errors=True)
 
@@ -67,7 +76,7 @@ def checkpoint_rounds(run: Path) -> list[int]:
 
 
 def load_checkpoint(run: Path, round_number: int | None = None) -> Checkpoint:
-    """Read the checkpoint of a round, by default the newest; every file is verified."""
+    """The checkpoint of a round, by default the newest; every file is verified, what silos keep read when asked for."""
     rounds = checkpoint_rounds(run)
     if not rounds:
         raise RunFolderError(f"{run} holds no checkpoint, so there is nothing to load")
@@ -78,34 +87,21 @@ def load_checkpoint(run: Path, round_number: int | None = None) -> Checkpoint:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if index["schema"] != SCHEMA:
             raise RunFolderError(f"{folder} has checkpoint schema {index['schema']}; this version reads {SCHEMA}")
-        contents = {name: _verified(folder / name, checksum) for name, checksum in index["sha256"].items()}
-        silos: dict[str, Tensors] = {}
+        for name, checksum in index["sha256"].items():
+            if digest_of_file(folder / name) != checksum:
+                raise ValueError(f"{name} does not match its checksum")
+        silos: dict[str, StoredRow] = {}
         for name, stack in index["stacks"].items():
-            for position, silo in enumerate(stack["silos"]):
-                silos[silo] = {key: tensor[position].clone() for key, tensor in contents[name].items()}
+            with safe_open(folder / name, framework="pt") as opened:
+                file = StackFile(folder / name, list(opened.keys()), len(stack["silos"]), index["sha256"][name])
+            silos |= {silo: StoredRow(file, row) for row, silo in enumerate(stack["silos"]) if silo is not None}
         known = {"schema", "round", "stacks", "sha256"}
         facts = {key: value for key, value in index.items() if key not in known}
-        return Checkpoint(index["round"], contents["server.safetensors"], silos, facts)
+        return Checkpoint(index["round"], load_file(folder / "server.safetensors"), silos, facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RunFolderError(
             f"{folder} is damaged ({error}); remove it to go on from the checkpoint before it"
         ) from error
-
-
-def _verified(path: Path, checksum: str) -> Tensors:
-    data = path.read_bytes()
-    if digest(data) != checksum:
-        raise ValueError(f"{path.name} does not match its checksum")
-    return load(data)
-
-
-def _stacks(silos: dict[str, Tensors]) -> list[list[str]]:
-    """Silos whose tensors have equal names, shapes and dtypes go together, in the order given."""
-    stacks: dict[tuple[tuple[str, torch.Size, torch.dtype], ...], list[str]] = {}
-    for name, tensors in silos.items():
-        signature = tuple((key, tensors[key].shape, tensors[key].dtype) for key in sorted(tensors))
-        stacks.setdefault(signature, []).append(name)
-    return list(stacks.values())
 
 
 def _contiguous(tensors: Tensors) -> Tensors:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
 
 
-def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
-    """A whole folder appears at once."""
+NO_LINKS: Mapping[str, Path] = {}
+
+
+def write_folder_atomically(folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS) -> None:
+    """A whole folder appears at once; ``links`` are files on disk already, which it shares rather than copies."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with explained(folder):
         try:
@@ -63,6 +66,8 @@ def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
+            for name, path in links.items():
+                _share(path, temporary / name)
             _sync_folder(temporary)
             if folder.exists():
                 shutil.rmtree(folder)
@@ -71,6 +76,16 @@ def write_folder_atomically(folder: Path, files: Mapping[str, bytes]) -> None:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def _share(path: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the file system knows no such thing."""
+    try:
+        target.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -99,3 +114,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def digest(data: bytes) -> str:
     """SHA-256 in hexadecimal."""
     return sha256(data).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """SHA-256 in hexadecimal, without the whole file in memory."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -101,6 +101,11 @@ class RunFolder:
         return found
 
     @property
+    def overflow(self) -> Path:
+        """Where a run at work puts what silos keep and memory does not hold."""
+        return self.path / "overflow"
+
+    @property
     def rounds_done(self) -> int:
         """The round of the newest checkpoint; 0 before the first."""
         return max(checkpoint_rounds(self.path), default=0)

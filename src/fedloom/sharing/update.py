@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedloom.errors import EgressError, FedloomError
 from fedloom.federation.rounds import Site
@@ -100,6 +101,11 @@ class DivergedError(FedloomError):
     """Training left the finite numbers."""
 
 
+def _finite(tensor: Tensor) -> bool:
+    """Whether every value is finite; the extremes tell it, many times faster than a look at each value."""
+    return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
 def check_update(update: Update, known: Mapping[BlockKey, Tensors]) -> None:
     """The server's own look at an update: names and shapes it knows, finite values."""
     for key, tensors in update.blocks.items():
@@ -111,13 +117,13 @@ def check_update(update: Update, known: Mapping[BlockKey, Tensors]) -> None:
                 raise FedloomError(
                     f"silo '{update.silo}' sent '{key}/{name}' with shape {tuple(tensor.shape)}: refused"
                 )
-            if not torch.isfinite(tensor).all():
+            if not _finite(tensor):
                 raise DivergedError(
                     f"silo '{update.silo}' sent values that are not finite in '{key}/{name}' in round {update.round}"
                 )
     for payload, tensors in update.payloads.items():
         for name, tensor in tensors.items():
-            if not torch.isfinite(tensor).all():
+            if not _finite(tensor):
                 raise DivergedError(
                     f"silo '{update.silo}' sent values that are not finite in payload '{payload}/{name}' in round "
                     f"{update.round}"

@@ -34,6 +34,7 @@ from local_grid import PROMPT, Deployment, Handler
 from support import equal_bits, tiny_config
 
 BAD = "mnist-1"
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=rdp")
 
 
 def federation_for(config: Config) -> Federation:
@@ -251,7 +252,7 @@ def test_a_server_that_died_goes_on_and_silos_send_the_same_again(tmp_path: Path
 
 
 def test_an_answer_that_was_lost_is_not_trained_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployment = deployed(tmp_path, "privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8")
+    deployment = deployed(tmp_path, *DP)
     silo, trained = deployment.grid.handlers[BAD], []
     lost = iter(("lost",))
     original = Trainer.train
@@ -276,8 +277,7 @@ def test_an_answer_that_was_lost_is_not_trained_for_twice(tmp_path: Path, monkey
 
 
 def test_a_silo_whose_budget_is_spent_says_so_and_sits_out(tmp_path: Path) -> None:
-    overrides = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=rdp")
-    deployment = deployed(tmp_path, *overrides)
+    deployment = deployed(tmp_path, *DP)
     deployment.run("first", "run-1")
     deployment.events.clear()
     with pytest.raises(ShortRoundError, match="refused: silo 'mnist-0' sits out round 1"):
@@ -286,7 +286,7 @@ def test_a_silo_whose_budget_is_spent_says_so_and_sits_out(tmp_path: Path) -> No
 
 
 def test_a_full_disk_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deployment = deployed(tmp_path, "privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8")
+    deployment = deployed(tmp_path, *DP)
     monkeypatch.setattr(fedloom.engines.flower.shelf, "SPARE", 2**80)
     with pytest.raises(ShortRoundError):
         deployment.run()

@@ -164,13 +164,17 @@ class SiloService:
 
     def _report(self, path: Path, order: Order, result: Result, sha256: str) -> None:
         """The silo's own run folder: what nobody else gets to see."""
-        folder = RunFolder.open(path) if path.is_dir() else RunFolder.create(path, order.config)
-        number = order.context.round
+        number, known = order.context.round, path.is_dir()
+        folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
+        if not known:
+            folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
         if any(row["round"] >= number for row in folder.metrics()):
             folder.rewind(number - 1)
         row = {"round": number, "seconds": result.seconds, "participants": [self._index], "steps": result.steps}
         terms = {f"train/{name}": value for name, value in result.terms.items()}
         folder.record_round(row | terms, [replace(result.egress, sha256=sha256).to_mapping()])
+        if number == order.context.rounds:
+            folder.end("finished", number)
 
 
 def _digest(frame: Frame) -> str:

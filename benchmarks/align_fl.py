@@ -1,0 +1,202 @@
+"""ALIGN-FL's tables and what lifts them, on full data: each row trained and measured by both protocols.
+
+Several rows run at once, each in its own process, because one hardly fills a GPU. The data must be in FEDLOOM_DATA.
+
+    python benchmarks/align_fl.py --plan noise.json                     # noise of the private rows; needs dp-accounting
+    python benchmarks/align_fl.py --set tables --seeds 0 --noise noise.json --name align_fl-tables
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import keep
+from fedloom.config import Config, load_config
+from fedloom.engines.base import initial_state, participants_of
+from fedloom.engines.choice import make_engine
+from fedloom.evaluation.auditing import Audit, Effort, outliers
+from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment import Experiment, KeptModels
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.generator import Generator
+
+METRICS = ("probe", "frechet", "frechet-paper", "spread", "manifold")
+GRID, CODES = 64, 2000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A preset and what is changed of it."""
+
+    preset: str
+    changes: tuple[str, ...] = ()
+
+    def config(self, seed: int, noise: dict[str, float], more: Sequence[str] = ()) -> Config:
+        config = load_config(f"align-fl/{self.preset}", [*self.changes, f"seed={seed}", "engine.name=fused", *more])
+        if config.privacy.mechanism == "none" or self.label not in noise:
+            return config
+        # The accountant may be missing where the GPU is: noise planned elsewhere, spending counted afterwards.
+        return replace(config, privacy=replace(config.privacy, epsilon=0.0, noise_multiplier=noise[self.label]))
+
+    @property
+    def label(self) -> str:
+        return " ".join((self.preset, *self.changes))
+
+
+def rows_of(*presets: str, changes: Sequence[str] = ()) -> list[Row]:
+    return [Row(preset, tuple(changes)) for preset in presets]
+
+
+TABLES = rows_of(
+    *("table2/mnist/no-dp", "table2/mnist/dp-sgd", "table2/mnist/lcd-vae"),
+    *("table3/fedavg", "table3/fedprox", "table3/moon", "table3/contrast-avg-synth", "table3/contrast-synth-only"),
+    *("variants/centralised", "variants/one-shot", "variants/dp-sgd-decoder", "variants/certified"),
+)
+FASHION = rows_of("table2/fashion-mnist/no-dp", "table2/fashion-mnist/dp-sgd", "table2/fashion-mnist/lcd-vae")
+WIDE = ("model.latent=16", "model.likelihood=bernoulli")
+LEVERS = [
+    *(Row("mnist", (change,)) for change in ("model.kl_weight=0.5", "model.kl_weight=0.1", "server.latents=histogram")),
+    *(
+        Row("mnist", (change,))
+        for change in ("server.replay=4", "server.targets=samples", "model.likelihood=bernoulli")
+    ),
+    *(Row("mnist", (f"model.latent={latent}",)) for latent in (8, 16, 32)),
+    Row("mnist", WIDE),
+    Row("mnist", (*WIDE, "model.network=conv", "model.channels=[32, 64, 128]")),
+    Row("mnist", (*WIDE, "server.targets=samples")),
+    Row("variants/centralised", WIDE),
+]
+SMALL = ("model.hidden=[128]", "model.latent=16", "model.likelihood=bernoulli", "local.learning_rate=2e-3")
+PRIVATE = [
+    Row("table2/mnist/dp-sgd", ("local.batch_size=1024",)),
+    Row("table2/mnist/dp-sgd", ("local.batch_size=1024", *SMALL)),
+    Row("table2/mnist/dp-sgd", ("local.batch_size=1024", "privacy.clip=0.1", *SMALL)),
+    Row("table2/mnist/dp-sgd", ("local.batch_size=4096", "local.epochs=40", *SMALL)),
+]
+SETS = {"tables": TABLES, "fashion": FASHION, "levers": LEVERS, "private": PRIVATE}
+
+
+def measured(row: Row, seed: int, noise: dict[str, float], audited: bool, more: Sequence[str]) -> dict[str, Any]:
+    """Train a row and measure it."""
+    start = time.perf_counter()
+    config = row.config(seed, noise, more)
+    experiment = Experiment.of(config)
+    trainer, federation = experiment.trainer, experiment.federation
+    state = initial_state(trainer.method, federation, config)
+    engine = make_engine(trainer, state)
+    ready = time.perf_counter() - start
+    losses = []
+    for number in range(1, config.rounds + 1):
+        context = RoundContext(number, config.rounds, participants_of(config, federation, number))
+        state, report = engine.round(state, context, lambda _: None)
+        losses.append({name: round(value, 4) for name, value in report.terms.items()})
+    trained = time.perf_counter() - start - ready
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = replace(config.evaluation, metrics=METRICS)
+    if "silo-only" in row.preset:
+        settings = replace(settings, metrics=("probe",))
+    evaluator = Evaluator(federation, settings, experiment.streams, device)
+    generator = Generator(trainer.method, state.server, federation.groups)
+    evaluation = evaluator.evaluation(generator, KeptModels(state, federation))
+    metrics = {key: value for _, values, _ in evaluator.measure(evaluation) for key, value in values.items()}
+    found = {
+        "row": row.label,
+        "seed": seed,
+        "engine": engine.describe(),
+        "seconds": {"ready": ready, "training": trained, "all": time.perf_counter() - start},
+        "metrics": metrics,
+        "losses": losses,
+    }
+    if audited:
+        findings = outliers(Audit(evaluation, {}, Effort()))
+        found["outliers"] = findings.values
+        found["seconds"]["audit"] = time.perf_counter() - start - found["seconds"]["all"]
+        if seed == 0 and (shown := findings.pictures.get("silo=silo-0")) is not None:
+            found["exposed"] = {name: pixels(getattr(shown, name)) for name in ("outliers", "outputs", "typical")}
+    if seed == 0 and evaluation.generates:
+        found["samples"] = pixels(generator.sample(GRID, group=federation.groups[0], seed=0))
+        vae, some = evaluation.autoencoders[0], federation.test.take(torch.arange(min(CODES, len(federation.test))))
+        found["codes"] = [[round(value, 3) for value in code[:2]] for code in vae.codes(some).tolist()]
+    return found
+
+
+def pixels(images: torch.Tensor) -> list[list[int]]:
+    """Images as whole numbers from 0 to 255."""
+    found: list[list[int]] = (images.clamp(0, 1) * 255).to(torch.uint8).flatten(1).tolist()
+    return found
+
+
+def attempt(row: Row, seed: int, noise: dict[str, float], audited: bool, more: Sequence[str]) -> dict[str, Any]:
+    torch.set_num_threads(2)
+    try:
+        return measured(row, seed, noise, audited, more)
+    except Exception:
+        return {"row": row.label, "seed": seed, "error": traceback.format_exc(limit=-4)}
+
+
+def planned() -> dict[str, float]:
+    """For each private row the noise multiplier that its most demanding silo needs."""
+    found = {}
+    for row in {row.label: row for rows in SETS.values() for row in rows}.values():
+        config = row.config(0, {})
+        if config.privacy.mechanism != "none":
+            plans = Experiment.of(config).trainer.privacy
+            found[row.label] = max(noise for plan in plans for noise in plan.noise.values())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", nargs="+", choices=list(SETS), default=["tables"])
+    parser.add_argument("--only", default="", help="rows whose label contains this")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no row after so long")
+    parser.add_argument("--noise", type=Path, help="what --plan wrote")
+    parser.add_argument("--plan", type=Path)
+    parser.add_argument("--audit", action="store_true", help="the outlier-exposure audit as well")
+    parser.add_argument("--change", nargs="*", default=[], help="key.sub=value for all rows")
+    parser.add_argument("--name", default="align_fl")
+    arguments = parser.parse_args()
+    if arguments.plan:
+        arguments.plan.write_text(json.dumps(planned(), indent=2) + "\n", encoding="utf-8")
+        return
+    noise = json.loads(arguments.noise.read_text(encoding="utf-8")) if arguments.noise else {}
+    rows = [row for name in arguments.set for row in SETS[name] if arguments.only in row.label]
+    done: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(attempt, row, seed, noise, arguments.audit, arguments.change)
+            for seed in arguments.seeds
+            for row in rows
+        ]
+        for job in as_completed(jobs):
+            if job.cancelled():
+                continue
+            done.append(last := job.result())
+            passed = time.perf_counter() - start
+            keep(arguments.name, done, wall=passed)
+            told = ("accuracy", "frechet")
+            scores = {k: round(v, 4) for k, v in last.get("metrics", {}).items() if any(word in k for word in told)}
+            print(
+                f"{passed:.0f} s", last["row"], last["seed"], last.get("seconds", last.get("error")), scores, flush=True
+            )
+            if passed > arguments.seconds:
+                for waiting in jobs:
+                    waiting.cancel()
+
+
+if __name__ == "__main__":
+    main()

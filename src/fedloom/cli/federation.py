@@ -1,0 +1,212 @@
+"""``fedloom federation``: a server and silos on machines of their own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from fedloom.cli.output import Json, say, say_facts, show, show_json, table
+from fedloom.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Run experiments across machines: a server, and silos that stay home.")
+
+TICK = 2.0  # seconds between two looks at the processes
+ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
+SiloDir = Annotated[Path, typer.Argument(metavar="DIR", help="The silo's folder.", show_default=False)]
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's new folder.", show_default=False)],
+    silos: Annotated[
+        str, typer.Option(help="Their names, as a,b,c; or with groups, as ct:a,ct:b,mri:c.", show_default=False)
+    ],
+    address: Annotated[str, typer.Option(help="Where silos reach the server, host:port.", show_default=False)],
+    shape: Annotated[str, typer.Option(help="The size of one record, such as 1,28,28.", show_default=False)],
+    classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
+    name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
+) -> None:
+    """Found a federation: authority, server certificate, and an invitation for each silo."""
+    from fedloom.deployment.charter import Charter
+    from fedloom.deployment.homes import ServerHome, ServerSettings
+    from fedloom.deployment.keys import fingerprint
+    from fedloom.engines.flower.rules import RoundRules
+
+    charter = Charter(
+        name=name or folder.resolve().name.lower(),
+        address=address,
+        silos=dict(map(_with_group, _names(silos))),
+        shape=tuple(_whole(size) for size in _names(shape)),
+        classes=tuple(_names(classes)),
+    )
+    home = ServerHome.create(folder, charter, ServerSettings(), RoundRules())
+    say_facts(
+        {
+            "federation": f"{charter.name}, {len(charter.silos)} silos, {charter.address}",
+            "authority": fingerprint(home.authority.encode()),
+            "settings": str(folder / "federation.toml"),
+            "invitations": str(folder / "invitations"),
+            "next": "send each silo its invitation, and tell it the authority's fingerprint by another way",
+        }
+    )
+
+
+@app.command("enroll")
+def enroll(
+    invitation: Annotated[Path, typer.Argument(metavar="INVITATION", show_default=False)],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The silo's new folder.", show_default="./<silo>")
+    ] = None,
+) -> None:
+    """Accept an invitation: the silo's key is made here, and only its public half is to be sent back."""
+    from fedloom.deployment.homes import Invitation, SiloHome
+    from fedloom.deployment.keys import fingerprint, read_public_key
+
+    found = Invitation.read(invitation)
+    home = SiloHome.create(folder or Path(found.silo), found)
+    say_facts(
+        {
+            "silo": f"{found.silo} of federation {found.charter.name} at {found.charter.address}",
+            "authority": f"{found.fingerprint}   (compare with the coordinator's)",
+            "key": fingerprint(read_public_key(home.public_key)[1]),
+            "send": f"{home.public_key} to the coordinator, for 'fedloom federation admit'",
+            "policy": f"{home.path / 'policy.toml'} agrees to nothing yet: edit it",
+            "then": f"fedloom federation join {home.path} --data PATH",
+        }
+    )
+    say("")
+    say(home.public_key.read_text(encoding="utf-8").strip())
+
+
+@app.command("admit")
+def admit(
+    folder: ServerDir,
+    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What 'enroll' made.", show_default=False)],
+) -> None:
+    """Let the holder of a key join as the silo that it names; a server that runs notices by itself."""
+    from fedloom.deployment.homes import ServerHome
+
+    silo, found = ServerHome.open(folder).admit(key)
+    say_facts({"silo": silo, "key": f"{found}   (compare with the silo's)"})
+
+
+@app.command("serve")
+def serve(
+    folder: ServerDir,
+    proxy: Annotated[bool, typer.Option(help="Put nginx before the SuperLink, which listens on loopback.")] = True,
+) -> None:
+    """Run the server until Ctrl-C: SuperLink, proxy, and the register of who may join."""
+    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.processes import require_flower
+    from fedloom.deployment.serving import Serving
+
+    require_flower()
+    home = ServerHome.open(folder)
+    with Serving(home, say, proxy=proxy) as serving:
+        say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
+        _tend_until_stopped(serving.tend)
+
+
+@app.command("join")
+def join(
+    folder: SiloDir,
+    data: Annotated[Path, typer.Option(help="The silo's records: an .npz file or a folder.", show_default=False)],
+) -> None:
+    """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
+    from fedloom.deployment.homes import SiloHome
+    from fedloom.deployment.joining import Joining
+    from fedloom.deployment.processes import require_flower
+
+    require_flower()
+    home = SiloHome.open(folder)
+    with Joining(home, data, say) as joining:
+        say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
+        _tend_until_stopped(joining.tend)
+
+
+@app.command("status")
+def status(folder: ServerDir, as_json: Json = False) -> None:
+    """Show who was admitted, who is there, and how the last runs ended."""
+    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.status import server_status
+
+    found = server_status(ServerHome.open(folder))
+    if as_json:
+        show_json(found)
+        return
+    say(f"federation '{found['name']}' at {found['address']}: " + ("served" if found["served"] else "not served"))
+    rows = table("silo", "group", "key", "there")
+    for silo in found["silos"]:
+        rows.add_row(silo["silo"], silo["group"], "admitted" if silo["admitted"] else "missing", silo["there"])
+    show(rows)
+    for run in found["runs"]:
+        say(f"{run['folder']}: {run['state']}")
+
+
+@app.command("demo")
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for all of it.")] = Path("runs/federation-demo"),
+    rounds: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
+    silos: Annotated[int, typer.Option(help="Of each of the two groups.", min=1)] = 1,
+) -> None:
+    """Run the embedded Mixed MNIST experiment on a whole federation of this machine, and stop it again."""
+    from fedloom.config import load_config
+    from fedloom.deployment.demo import demonstrate
+    from fedloom.deployment.processes import require_flower
+
+    require_flower()
+    config = load_config("demo", [f"rounds={rounds}", f"data.silos={silos}", "participation.rate=1.0"])
+    run = demonstrate(out, config, say)
+    say_facts(
+        {
+            "server": f"{run}: what the server got to see",
+            "silos": f"{out}/<silo>/runs: what each silo keeps to itself",
+            "next": f"fedloom inspect {run}",
+        }
+    )
+
+
+def _tend_until_stopped(tend: Callable[[], None]) -> None:
+    with _stop_signals():
+        try:
+            while True:
+                tend()
+                time.sleep(TICK)
+        except KeyboardInterrupt:
+            say("stopping")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """A service manager's signal stops in the same order as Ctrl-C."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _with_group(text: str) -> tuple[str, str]:
+    group, colon, silo = text.partition(":")
+    return (silo, group) if colon else (text, "all")
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise ConfigError(f"--shape: '{text}' must be a whole number, as in 1,28,28")
+    return int(text)

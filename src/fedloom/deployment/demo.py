@@ -1,0 +1,129 @@
+"""A whole federation on this machine: the embedded sample, one process or more for each silo, TLS and keys as ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.config import Config
+from fedloom.deployment.charter import Charter
+from fedloom.deployment.following import run_at
+from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
+from fedloom.deployment.joining import Joining
+from fedloom.deployment.processes import free_port
+from fedloom.deployment.serving import Serving
+from fedloom.engines.flower.rules import RoundRules
+from fedloom.experiment import Experiment
+from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation, Records
+from fedloom.runs.files import write_atomically
+from fedloom.streams import Streams
+
+TICK = 1.0
+POLICY = """\
+# Agrees to what the demonstration runs, which is not private.
+methods = ["{method}"]
+blocks = [{blocks}]
+payloads = [{payloads}]
+privacy = "none"
+"""
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """A server and silos in folders of one machine, ready to be started."""
+
+    server: ServerHome
+    silos: tuple[SiloHome, ...]
+    data: tuple[Path, ...]
+
+
+def settle(
+    folder: Path, federation: Federation, policy: str, rules: RoundRules, *, proxy: bool, public: bool = False
+) -> Neighbourhood:
+    """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission."""
+    port = free_port()
+    address = f"127.0.0.1:{free_port() if proxy else port}"
+    groups = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
+    charter = Charter(name="demo", address=address, silos=groups, shape=federation.shape, classes=federation.classes)
+    public_set = folder / "public.npz"
+    settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
+    server = ServerHome.create(folder / "server", charter, settings, rules)
+    if public:
+        write_records(public_set, federation, federation.test, federation.test)
+    homes, files = [], []
+    for silo in federation.silos:
+        home = SiloHome.create(folder / silo.name, Invitation.read(server.path / "invitations" / f"{silo.name}.toml"))
+        write_atomically(home.path / "policy.toml", policy.encode())
+        server.admit(home.public_key)
+        files.append(folder / f"{silo.name}.npz")
+        held_out = federation.test.of_group(silo.groups[0])
+        write_records(files[-1], federation, silo.train, held_out)
+        homes.append(home)
+    return Neighbourhood(server, tuple(homes), tuple(files))
+
+
+def write_records(path: Path, federation: Federation, train: Records, test: Records) -> None:
+    """Records as an .npz file that says what they are by name."""
+    groups, classes = np.array(federation.groups), np.array((*federation.classes, ""))
+    arrays = {}
+    for split, records in (("train", train), ("test", test)):
+        arrays[f"x_{split}"] = records.x.numpy()
+        arrays[f"group_{split}"] = groups[records.group.numpy()]
+        if federation.classes:
+            arrays[f"y_{split}"] = classes[records.y.numpy()]
+        if records.subject is not None:
+            arrays[f"subject_{split}"] = records.subject.numpy()
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running(
+    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool
+) -> Iterator[tuple[Serving, list[Joining]]]:
+    """All its processes, looked after in the background, until the block ends."""
+    with ExitStack() as stack:
+        serving = stack.enter_context(Serving(place.server, say, proxy=proxy))
+        joined = [
+            stack.enter_context(Joining(home, data, say)) for home, data in zip(place.silos, place.data, strict=True)
+        ]
+        over = threading.Event()
+
+        def tend() -> None:
+            while not over.wait(TICK):
+                serving.tend()
+                for each in joined:
+                    each.tend()
+
+        watch = threading.Thread(target=tend, daemon=True)
+        watch.start()
+        try:
+            yield serving, joined
+        finally:
+            over.set()
+            watch.join()
+
+
+def demonstrate(folder: Path, config: Config, say: Callable[[str], None]) -> Path:
+    """Found a federation of the embedded sample, run an experiment on it, stop everything; returns the run's folder."""
+    federation = build_federation(config.data, Streams(config.seed))
+    plan = Experiment.of(config, federation).method.plan
+    policy = POLICY.format(
+        method=config.method.name,
+        blocks=_listed(name for name, rule in plan.blocks.items() if rule.up),
+        payloads=_listed(payload.name for payload in plan.payloads),
+    )
+    place = settle(folder, federation, policy, RoundRules(), proxy=False, public=True)
+    say(f"{len(place.silos)} silos and a server, each a process of its own with a folder of its own in {folder}")
+    with running(place, say, proxy=False):
+        run_at(place.server, config, folder / "run", say)
+    return folder / "run"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,94 @@
+"""Starting a run at a server and following it to its end, by what it writes into its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedloom.config import Config
+from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.serving import Control
+from fedloom.deployment.submissions import Submission
+from fedloom.errors import ConfigError, FedloomError, RunFolderError
+from fedloom.runs.files import read_lines
+from fedloom.runs.folder import RunFolder
+
+TICK, ASK_FLOWER = 1.0, 20.0  # seconds
+TROUBLE = {"failed", "refused", "rejected", "late", "missing"}
+
+
+def run_at(home: ServerHome, config: Config, folder: Path, say: Callable[[str], None]) -> None:
+    """A new run, into a folder that must not be there yet."""
+    if folder.exists():
+        raise RunFolderError(f"{folder} exists already; choose another --out")
+    _check(home, config)
+    _follow(home, Submission.create(home, config, folder), say)
+
+
+def resume_at(home: ServerHome, folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Go on with a run that stopped: a new one for Flower, the same for the silos."""
+    run = folder.environment.get("engine_choice", {}).get("run", "")
+    if not run:
+        raise ConfigError(f"{folder.path} was not made by a federation; resume it without --federation")
+    _check(home, folder.config)
+    _follow(home, Submission.create(home, folder.config, folder.path, run), say)
+
+
+def _check(home: ServerHome, config: Config) -> None:
+    """Find a person's mistake here and now, not in a process of the server."""
+    from fedloom.experiment import Experiment
+
+    if config.data.layout != "federated" or config.audit.canaries:
+        raise ConfigError("a federation has no centralised layout (data.layout) and no canaries (audit.canaries)")
+    Experiment.of(config, home.charter.at_the_server())
+    if not Control(home).answers:
+        raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
+
+
+def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]) -> None:
+    control = Control(home)
+    number = control.start(submission)
+    rounds = _new_lines(submission.folder / "metrics.jsonl")
+    events = _new_lines(submission.folder / "silos.jsonl")
+    asked = time.monotonic()
+    try:
+        while True:
+            ended = submission.problem is not None
+            for event in next(events):
+                if event["event"] in TROUBLE:
+                    reason = f": {event['reason']}" if event.get("reason") else ""
+                    say(f"round {event['round']}  silo '{event['silo']}' {event['event']}{reason}")
+            for row in next(rounds):
+                said = f"round {row['round']}/{submission.config.rounds}"
+                say(f"{said}  {len(row['participants'])} silos, {row['seconds']:.1f} s")
+            if ended:
+                break
+            if time.monotonic() - asked > ASK_FLOWER:
+                asked = time.monotonic()
+                _require_alive(control, number, submission)
+            time.sleep(TICK)
+    except KeyboardInterrupt:
+        control.stop(number)
+        raise
+    if submission.problem:
+        raise FedloomError(submission.problem)
+
+
+def _require_alive(control: Control, number: str, submission: Submission) -> None:
+    status = control.run_status(number) if control.answers else "its SuperLink does not answer"
+    if (status.startswith("finished") or not control.answers) and submission.problem is None:
+        raise FedloomError(
+            f"the run's process at the server has ended ({status}; {control.home.logs / 'superlink.log'} says more); "
+            f"'fedloom resume {submission.folder} --federation {control.home.path}' goes on from its last checkpoint"
+        )
+
+
+def _new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The lines that a log has got since it was last asked; those that were there at first are not new."""
+    seen = len(read_lines(path))
+    while True:
+        rows = read_lines(path)
+        yield rows[seen:]
+        seen = max(seen, len(rows))

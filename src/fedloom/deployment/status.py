@@ -1,0 +1,43 @@
+"""How a federation is: who was admitted, who is there, what became of its runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.serving import Control
+from fedloom.deployment.submissions import Submission
+from fedloom.runs.folder import RunFolder
+
+RUNS = 5  # the newest
+
+
+def server_status(home: ServerHome) -> dict[str, Any]:
+    """Plain values for a table or as JSON."""
+    charter, control, admitted = home.charter, Control(home), home.keys_admitted()
+    served = control.answers
+    nodes = {str(node["node-id"]): node for node in control.nodes()} if served else {}
+    silos = []
+    for silo, group in charter.silos.items():
+        node = nodes.get(home.registered().get(silo, {}).get("node", ""), {})
+        there = str(node.get("status", "unknown" if not served else "never joined"))
+        silos.append({"silo": silo, "group": group, "admitted": silo in admitted, "there": there})
+    return {
+        "name": charter.name,
+        "address": charter.address,
+        "served": served,
+        "silos": silos,
+        "runs": [_run(home, path.stem) for path in _newest(home)],
+    }
+
+
+def _newest(home: ServerHome) -> list[Any]:
+    found = sorted((home.path / "submissions").glob("*.json"), key=lambda path: path.stat().st_mtime)
+    return found[-RUNS:]
+
+
+def _run(home: ServerHome, number: str) -> dict[str, Any]:
+    submission = Submission.open(home, number)
+    done = RunFolder.open(submission.folder).rounds_done if submission.folder.is_dir() else 0
+    state = {None: "under way, or its server died", "": "finished"}.get(submission.problem, submission.problem)
+    return {"folder": str(submission.folder), "rounds": done, "state": f"{done} rounds; {state}"}

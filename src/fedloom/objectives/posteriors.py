@@ -1,0 +1,66 @@
+"""What trains a decoder, or an encoder, where the encoder may not see a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.linear import LinearVAE
+from fedloom.models.vae import VAE
+from fedloom.objectives.base import Losses
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """-log p(x) of a linear decoder, exactly."""
+
+    noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],  # noqa: ARG002 - nothing is sampled
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """For each example."""
+        assert isinstance(model, LinearVAE)
+        return Losses(model.surprise(batch.x, batch.group), {})
+
+
+@dataclass(frozen=True)
+class Dreams:
+    """-log q(z | x) for z ~ N(m_g, I) and x ~ p(x | z): an encoder for whatever the decoder is, and for nothing else.
+
+    The sleep phase of Hinton, Dayan, Frey, Neal: "The 'wake-sleep' algorithm for unsupervised neural networks",
+    Science 1995. It looks at the groups of a batch and not at its records.
+    """
+
+    latent: int
+    shape: tuple[int, ...]  # of an example
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """For the latents and for the sample around its mean."""
+        return {"dream": (self.latent,), "pixels": self.shape}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """For each dreamt example."""
+        assert isinstance(model, VAE)
+        mean = model.prior_mean(batch.group)
+        z = mean + noise["dream"][..., : mean.shape[-1]]
+        images = model.likelihood.mean(model.decode(z, batch.group))
+        dreamt = model.likelihood.sample(images, noise["pixels"]).detach()
+        return Losses(-model.encode(dreamt, batch.group).log_density(z), {})

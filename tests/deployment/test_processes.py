@@ -1,0 +1,158 @@
+"""Processes that are kept running, the worker behind its socket, the app that brings no code, the door."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedloom.deployment.charter import Charter
+from fedloom.deployment.demo import write_records
+from fedloom.deployment.guard import CLIENT_APP, check_app
+from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.link import ask_worker
+from fedloom.deployment.processes import Child, Household
+from fedloom.deployment.proxy import FLEET, configuration
+from fedloom.deployment.serving import APP
+from fedloom.engines.flower.frames import Frame
+from fedloom.errors import FedloomError
+from fedloom.federation.building import build_federation
+from fedloom.streams import Streams
+from local_grid import Deployment
+from support import tiny_config
+
+
+def app_of(**files: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return data.getvalue()
+
+
+def test_our_own_app_is_let_in() -> None:
+    check_app(app_of(**{"pyproject.toml": APP, ".info/CONTENT": "..."}))
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"pyproject.toml": APP, "evil.py": "import os"}, "brings 'evil.py': this silo runs no foreign code"),
+        ({"pyproject.toml": APP.replace(CLIENT_APP, "os:system")}, "is not fedloom's"),
+        ({"pyproject.toml": APP.replace("dependencies = []", 'dependencies = ["evil"]')}, "is not fedloom's"),
+        ({"other": ""}, "brings 'other'"),
+        ({"pyproject.toml": "["}, "cannot be read"),
+    ],
+)
+def test_an_app_with_anything_else_is_refused(files: dict[str, str], reason: str) -> None:
+    with pytest.raises(FedloomError, match=reason):
+        check_app(app_of(**files))
+
+
+def test_no_archive_is_refused() -> None:
+    with pytest.raises(FedloomError, match="cannot be read"):
+        check_app(b"not a zip")
+
+
+def sleeper(tmp_path: Path, seconds: float) -> Child:
+    return Child("sleeper", [sys.executable, "-c", f"import time; time.sleep({seconds})"], tmp_path / "log", os.environ)
+
+
+def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> None:
+    household = Household()
+    try:
+        child = household.add(sleeper(tmp_path, 60))
+        assert household.tend() == []
+        assert child.process is not None
+        first = child.process.pid
+        child.signal(signal.SIGKILL)
+        child.process.wait()
+        assert household.tend() == [child]
+        assert child.pause == 2.0  # it died young
+        child.again = time.monotonic() - 1
+        assert household.tend() == []
+        assert child.process.pid != first
+        assert child.process.poll() is None
+    finally:
+        household.stop()
+    assert child.process.poll() is not None
+
+
+def test_stopping_ends_what_children_have_started(tmp_path: Path) -> None:
+    program = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    household = Household()
+    child = household.add(Child("parent", [sys.executable, "-c", program], tmp_path / "log", os.environ))
+    end = time.monotonic() + 10
+    while not child.last_words() and time.monotonic() < end:
+        time.sleep(0.02)
+    household.stop()
+    stat = Path(f"/proc/{child.last_words()}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_the_door_lets_silos_call_what_they_need_and_nothing_else() -> None:
+    text = configuration("x", Path("/k"), Path("/f"), Path("/l"), "127.0.0.1:8443", 9092)
+    assert "location ~ ^/v1/fleet/(" + "|".join(FLEET) + ")$" in text
+    assert "location / { return 404; }" in text
+    assert text.count("proxy_pass") == 1
+    assert "register-node" not in text
+    assert "control" not in text
+
+
+def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_path: Path) -> None:
+    """The process that asks loads no torch; a second question is answered by the same worker."""
+    config = tiny_config("method.name=fedvae", "data.silos=1", "data.records_per_silo=16", "engine.name=reference")
+    federation = build_federation(config.data, Streams(config.seed))
+    charter = Charter(
+        name="x",
+        address="h:1",
+        silos={silo.name: federation.groups[silo.groups[0]] for silo in federation.silos},
+        shape=federation.shape,
+        classes=federation.classes,
+    )
+    home = SiloHome.create(tmp_path / "home", Invitation("mnist-0", charter, "none"))
+    (home.path / "policy.toml").write_text('methods = ["fedvae"]\nblocks = ["encoder", "decoder"]\nprivacy = "none"\n')
+    write_records(tmp_path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
+    deployment = Deployment(tmp_path / "local", config, federation)
+    taken: list[Frame] = []
+    own = deployment.grid.handlers["mnist-0"]
+    deployment.grid.handlers["mnist-0"] = lambda frame: (taken.append(frame), own(frame))[1]
+    deployment.run()
+
+    socket = Path(os.path.relpath(tmp_path / "w"))
+    command = [
+        sys.executable,
+        "-m",
+        "fedloom.deployment.worker",
+        str(home.path),
+        str(tmp_path / "own.npz"),
+        str(socket),
+    ]
+    worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        answers = [ask_worker(socket, frame, patience=30) for frame in taken]
+        assert "the server runs fedloom 0" in ask_worker(socket, Frame({"version": "0"})).header["reason"]
+        assert worker.poll() is None
+    finally:
+        worker.terminate()
+        worker.wait()
+    assert [answer.parts for answer in answers] == [own(frame).parts for frame in taken]
+    assert [answer.kind for answer in answers] == ["update", "update"]
+
+
+def test_who_asks_the_worker_needs_no_torch() -> None:
+    program = "import sys, fedloom.deployment.client_app; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_a_worker_that_is_not_there_is_waited_for_only_a_while(tmp_path: Path) -> None:
+    with pytest.raises(FedloomError, match="the silo's worker does not answer"):
+        ask_worker(tmp_path / "nobody", Frame({}), patience=0.1)
