@@ -66,8 +66,7 @@ def prepared(model: str, silos: int, records: int, *overrides: str) -> tuple[Con
     base = ("method.name=fedvae", "local.batch_size=32", "local.epochs=1", "participation.rate=1.0")
     config = load_config("demo", [*base, *settings, *overrides])
     experiment = Experiment.of(config, random_federation(silos, records, shape))
-    trainer = Trainer(config, experiment.method, experiment.federation)
-    return config, trainer, initial_state(trainer.method, trainer.federation, config)
+    return config, experiment.trainer, initial_state(experiment.method, experiment.federation, config)
 
 
 def seconds_of(work: Callable[[], Any]) -> float:

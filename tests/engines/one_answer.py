@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from fedloom.sharing.plan import Tensors
 from support import tiny_config
 
 Rounds = tuple[tuple[int, ...], ...]
+PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8", "privacy.clip=2", "privacy.accountant=rdp")
 # Rounds of some, of all, and of nobody.
 ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
 
@@ -38,6 +40,8 @@ def image_federation(sizes: dict[str, int], shape: tuple[int, ...] = (1, 9, 8)) 
 # Batches of 8: sizes below one batch, of whole batches, with a last partial one, and of a single record.
 UNEQUAL = image_federation({"a0": 5, "b0": 21, "a1": 17, "b1": 1, "a2": 16})
 MIXED = image_federation({"a0": 5, "m0": 21, "b1": 17, "m1": 4, "a2": 16})
+# Under DP-SGD a silo holds at least one batch: one with a rate of one, others with several; 4, 8, 6, 2 and 4 steps.
+LARGER = image_federation({"a0": 12, "b0": 27, "a1": 17, "b1": 8, "a2": 16})
 
 FISSION = "method.name=fissionvae"
 HIERARCHY = (FISSION, "method.hierarchy=true", "model.top_latent=3", "model.top_hidden=[8, 8]")
@@ -125,7 +129,7 @@ def rounds_of(
 def trainer_of(config: Config, federation: Federation, method: Method | None = None) -> tuple[Trainer, FederationState]:
     """A trainer and the state before round 1."""
     experiment = Experiment.of(config, federation)
-    trainer = Trainer(config, method or experiment.method, experiment.federation)
+    trainer = experiment.trainer if method is None else replace(experiment.trainer, method=method)
     return trainer, initial_state(trainer.method, trainer.federation, config)
 
 

@@ -10,22 +10,25 @@ import torch
 
 from engines.one_answer import (
     CONVOLUTIONS,
+    LARGER,
     METHODS,
+    PRIVATE,
     Rounds,
     assert_one_answer,
     config_of,
     image_federation,
     rounds_of,
+    trainer_of,
 )
 from fedloom.engines import fused, fused_poisson, fused_private, private_training
-from fedloom.engines.base import FederationState, initial_state
+from fedloom.engines.base import FederationState
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
-from fedloom.experiment import Experiment, train
+from fedloom.experiment import train
 from fedloom.federation.records import Federation
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.noise import Moment, StreamNoise
@@ -34,17 +37,13 @@ from support import assert_same_run, federation_of, tiny_config
 
 CPU = torch.device("cpu")
 IN_CHUNKS = FusedOptions(CPU, chunk=3)
-DP = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8", "privacy.clip=2", "privacy.accountant=rdp")
-# Batches of 8 are expected: silos of one batch, with a rate of one, and of several; 4, 8, 6, 2 and 4 steps.
-UNEQUAL = image_federation({"a0": 12, "b0": 27, "a1": 17, "b1": 8, "a2": 16})
 MIXED = image_federation({"a0": 12, "m0": 21, "b1": 17, "m1": 9, "a2": 16})
 ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
 WRITTEN_OUT = "fedprox"  # uses parameters beside their layers, so that gradients must be written out
 
 
 def private_trainer(federation: Federation, *overrides: str) -> tuple[Trainer, FederationState]:
-    experiment = Experiment.of(config_of(*DP, "rounds=4", *overrides), federation)
-    return experiment.trainer, initial_state(experiment.method, experiment.federation, experiment.config)
+    return trainer_of(config_of(*PRIVATE, "rounds=4", *overrides), federation)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def private_trainer(federation: Federation, *overrides: str) -> tuple[Trainer, F
     ],
 )
 def test_fused_equals_reference(name: str) -> None:
-    assert_one_answer(*private_trainer(UNEQUAL, *METHODS[name]), ROUNDS, IN_CHUNKS)
+    assert_one_answer(*private_trainer(LARGER, *METHODS[name]), ROUNDS, IN_CHUNKS)
 
 
 @pytest.mark.parametrize("name", ["+D", "fedgan"])
@@ -82,7 +81,7 @@ def test_silos_of_several_groups(name: str) -> None:
     ids=["quantile", "median", "one block", "one block of convolutions", "noise of their own"],
 )
 def test_every_kind_of_mechanism(settings: tuple[str, ...]) -> None:
-    assert_one_answer(*private_trainer(UNEQUAL, *settings), ROUNDS, IN_CHUNKS)
+    assert_one_answer(*private_trainer(LARGER, *settings), ROUNDS, IN_CHUNKS)
 
 
 def with_subjects(federation: Federation) -> Federation:
@@ -110,7 +109,7 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "capacity", lambda *_: 5)
     size = {"record": 8, "subject": 3}[unit]
     settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
-    trainer, start = private_trainer(with_subjects(UNEQUAL), *settings, *METHODS["fedgan"])
+    trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
     (stack,) = stacks_of((trainer,), CPU)
     windows = list(PrivateSchedule(stack, [stack.members[1]], 1).windows(100))
     assert {window.usual for window in windows} == {True, False}
@@ -126,7 +125,7 @@ def drawn_records(window: PrivateWindow, step: int, silo: int) -> list[int]:
 
 def test_batches_are_those_that_were_accounted() -> None:
     """Whoever the coins choose is in a pass, once; every phase that touches records has coins of its own."""
-    trainer, _ = private_trainer(UNEQUAL)
+    trainer, _ = private_trainer(LARGER)
     (phase,) = trainer.method.phases
     method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
     trainer = replace(trainer, method=method)
@@ -145,14 +144,14 @@ def test_batches_are_those_that_were_accounted() -> None:
 
 def test_chunks_and_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fused.WINDOW_NUMBERS, "cpu", 1)
-    trainer, start = private_trainer(UNEQUAL, *METHODS["fedgan"])
+    trainer, start = private_trainer(LARGER, *METHODS["fedgan"])
     assert_one_answer(trainer, start, ROUNDS, FusedOptions(CPU, chunk=5, matrix_convolutions=False))
 
 
 @pytest.mark.parametrize("name", ["+D", WRITTEN_OUT, "fedgan"])
 def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    trainer, start = private_trainer(UNEQUAL, *METHODS[name])
+    trainer, start = private_trainer(LARGER, *METHODS[name])
     assert_one_answer(trainer, start, ROUNDS[:2], FusedOptions(CPU, chunk=3, compiled=True))
 
 
@@ -175,7 +174,7 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(program, "load", alike)
     own = ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.b0=1")
     with pytest.raises(AssertionError):
-        assert_one_answer(*private_trainer(UNEQUAL, *own), ((0, 1),), IN_CHUNKS)
+        assert_one_answer(*private_trainer(LARGER, *own), ((0, 1),), IN_CHUNKS)
 
 
 def test_a_gradient_that_is_not_a_number_is_refused_as_by_the_reference_engine() -> None:
@@ -195,8 +194,8 @@ def test_the_ledger_does_not_depend_on_the_engine(tmp_path: Path) -> None:
     budgets = ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "participation.rate=0.6")
     runs = {}
     for engine in ("fused", "reference"):
-        config = config_of(*DP, *budgets, "rounds=3", f"engine.name={engine}", "engine.device=cpu")
-        runs[engine] = train(config, tmp_path / engine, UNEQUAL)
+        config = config_of(*PRIVATE, *budgets, "rounds=3", f"engine.name={engine}", "engine.device=cpu")
+        runs[engine] = train(config, tmp_path / engine, LARGER)
         assert runs[engine].folder.environment["engine_choice"]["name"] == engine
     ours, wanted = (read_accounts(run.folder.ledger) for run in runs.values())
     assert ours == wanted
@@ -210,7 +209,7 @@ def test_workers_do_not_change_a_private_run(tmp_path: Path) -> None:
     federation = federation_of([0] * 40, [1] * 50)
     keeping = ("privacy.clipping=quantile", "local.keep_optimizer=true", "sharing.scopes.encoder=silo")
     for workers in (1, 2):
-        config = tiny_config(*DP, *keeping, f"engine.workers={workers}", "engine.name=reference")
+        config = tiny_config(*PRIVATE, *keeping, f"engine.workers={workers}", "engine.name=reference")
         train(config, tmp_path / str(workers), federation)
     assert read_accounts(tmp_path / "1" / "ledger.sqlite") == read_accounts(tmp_path / "2" / "ledger.sqlite")
     assert_same_run(tmp_path / "1", tmp_path / "2")

@@ -67,7 +67,11 @@ def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]
                 break
             if time.monotonic() - asked > ASK_FLOWER:
                 asked = time.monotonic()
-                _require_alive(control, number, submission)
+                if (status := _has_ended(control, number)) and submission.problem is None:
+                    raise FedloomError(
+                        f"the run's process at the server has ended ({status}; {home.logs / 'superlink.log'} says "
+                        f"more); 'fedloom resume {submission.folder} --federation {home.path}' goes on"
+                    )
             time.sleep(TICK)
     except KeyboardInterrupt:
         control.stop(number)
@@ -76,13 +80,13 @@ def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]
         raise FedloomError(submission.problem)
 
 
-def _require_alive(control: Control, number: str, submission: Submission) -> None:
-    status = control.run_status(number) if control.answers else "its SuperLink does not answer"
-    if (status.startswith("finished") or not control.answers) and submission.problem is None:
-        raise FedloomError(
-            f"the run's process at the server has ended ({status}; {control.home.logs / 'superlink.log'} says more); "
-            f"'fedloom resume {submission.folder} --federation {control.home.path}' goes on from its last checkpoint"
-        )
+def _has_ended(control: Control, number: str) -> str:
+    """Flower's word for how a run ended; empty while it has not, or while nobody can say."""
+    try:
+        status = control.run_status(number)
+    except FedloomError:  # a SuperLink that is busy, or is just being started again
+        return ""
+    return status if status.startswith("finished") else ""
 
 
 def _new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -50,14 +50,14 @@ class Control:
     def __call__(self, *arguments: str) -> dict[str, Any]:
         """Run a command; its answer as plain values."""
         self._prepare()
-        done = subprocess.run(
-            [str(BIN / "flwr"), *arguments, "--format", "json"],
-            env=flower_environment(self.home.flower.resolve()),
-            capture_output=True,
-            text=True,
-            timeout=STARTING,
-            check=False,
-        )
+        command = [str(BIN / "flwr"), *arguments, "--format", "json"]
+        environment = flower_environment(self.home.flower.resolve())
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=STARTING, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise FedloomError(f"'flwr {' '.join(arguments[:2])}' has not answered in {STARTING:g} seconds") from error
         try:
             answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError as error:
@@ -81,7 +81,7 @@ class Control:
         """Whether the SuperLink is there."""
         context = ssl.create_default_context(cafile=str(self.home.keys / "ca.crt"))
         try:
-            urllib.request.urlopen(f"https://{self._address}/health", timeout=2, context=context).close()
+            urllib.request.urlopen(f"https://{self._address}/health", timeout=10, context=context).close()
         except urllib.error.HTTPError:
             return True
         except OSError:

@@ -38,7 +38,8 @@ class Whole:
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
-        return torch.einsum("b,b...->...", factors, _only(factors, self.gradient))
+        rows = _only(factors, self.gradient)
+        return (factors @ rows.flatten(1)).reshape(rows.shape[1:])
 
     def written_out(self) -> Whole:
         """Itself."""
