@@ -1,4 +1,4 @@
-"""DP-SGD: a private step over a plain one, of the 1.09M-parameter MLP VAE, in fedloom and in Opacus; peak memory of each.
+"""DP-SGD: a private step over a plain one of the 1.09M-parameter MLP VAE, in fedloom and in Opacus, with peak memory.
 
     python benchmarks/dp.py [--device cuda] [--silos 10 20] [--batches 32 256] [--precisions float32]
     python benchmarks/dp.py --device cpu [--repeats 3]

@@ -36,7 +36,12 @@ CASES = [
     if federation is UNEQUAL or "branches" not in method
 ]
 PRIVATE_CASES = [
-    ("larger", LARGER, method, (*PRIVATE, "rounds=4", f"privacy.clipping={clipping}", *METHODS[method]))
+    (
+        "larger",
+        LARGER,
+        f"{method}, {clipping}",
+        (*PRIVATE, "rounds=4", f"privacy.clipping={clipping}", *METHODS[method]),
+    )
     for method in ("fedvae", "+D", "+H+L+D", "fedprox", "convolutions", "fedgan")
     for clipping in ("fixed", "quantile")
 ]

@@ -256,9 +256,9 @@ def test_a_run_of_payloads_alone_is_charged_logged_and_summed_up(tmp_path: Path)
     shapes = {"records": {}, "moments": {"count": [], "sum": [WIDTH]}}
     assert [row["payloads"] for row in rows] == [shapes] * 3 + [{"records": {}}] * 3
     assert [row["bytes"] for row in rows] == [16 + 4 * (1 + WIDTH)] * 3 + [16] * 3
-    assert summarise(run.config.privacy, run.folder.ledger).guarantee.startswith(
-        f"({told(accounts[0].spent)}, 0.001)-diff"
-    )
+    told_of = summarise(run.config.privacy, run.folder.ledger)
+    assert told_of.parts["mechanism"] == "noisy sums of bounded contributions (moments)"
+    assert told_of.guarantee.startswith(f"({told(accounts[0].spent)}, 0.001)-diff")
 
 
 def test_a_silo_is_charged_before_its_payload_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
-from fedloom.privacy.ledger import BudgetSpentError, Ledger
-from fedloom.privacy.planning import PRETRAINING, PlannedRelease, SiloPlan, check_settings, unit_numbers
+from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
+from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
 
 

@@ -21,6 +21,8 @@ from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
 
 APPLICATION, SCHEMA = 0x666C6564, 1  # "fled"
+# Releases that are no payloads: all noisy steps of a round, and those before the first.
+UPDATE, PRETRAINING = "update", "pretraining"
 WAIT = 60.0  # seconds that a process waits for another's charge
 
 _TABLES = (

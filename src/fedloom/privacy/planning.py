@@ -25,12 +25,12 @@ from fedloom.privacy.accounting import (
 )
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
+from fedloom.privacy.ledger import PRETRAINING, UPDATE
 from fedloom.privacy.releases import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
 from fedloom.privacy.trust import Local, Trust
 
-UPDATE = "update"  # what a silo sends of its blocks at the end of a round: all its noisy steps
-PRETRAINING, PRETRAINING_SHARE = "pretraining", 0.1
+PRETRAINING_SHARE = 0.1  # of the budget
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
     "fixed": Fixed,
     "quantile": lambda bound: Quantile(initial=bound),

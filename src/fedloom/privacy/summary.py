@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedloom.config import PrivacyConfig
 from fedloom.privacy.accounting import NoGuarantee
-from fedloom.privacy.ledger import Account, Ledger, told
+from fedloom.privacy.ledger import PRETRAINING, UPDATE, Account, Ledger, told
 from fedloom.privacy.trust import Distributed, Local
 
 NONE = "no DP guarantee"
@@ -50,10 +50,10 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     if settings.mechanism == "none":
         return PrivacySummary(NONE, {"mechanism": "none"}, ())
     accounts, problem = _read(ledger) if ledger.is_file() else ((), "")
-    unit, bound = settings.unit, f"{settings.clipping} clip bound"
+    unit = settings.unit
     several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
     parts = {
-        "mechanism": f"dp-sgd, {bound}" + (f" {settings.clip:g}" if settings.clipping == "fixed" else ""),
+        "mechanism": _mechanism(settings, {release.name for account in accounts for release in account.releases}),
         "unit": unit,
         "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s is declared public{several}",
         "trust": f"{settings.trust}: {_trust(settings, len(accounts))}",
@@ -68,6 +68,16 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     elif not spent:
         guarantee = "differential privacy is planned, and nothing has been spent yet"
     return PrivacySummary(guarantee, parts, accounts)
+
+
+def _mechanism(settings: PrivacyConfig, charged: Set[str]) -> str:
+    """What made noise: steps of training, payloads, or both."""
+    payloads = sorted(charged - {UPDATE, PRETRAINING})
+    sums = f"noisy sums of bounded contributions ({', '.join(payloads)})" if payloads else ""
+    if sums and UPDATE not in charged:
+        return sums
+    bound = f"{settings.clipping} clip bound" + (f" {settings.clip:g}" if settings.clipping == "fixed" else "")
+    return f"dp-sgd, {bound}" + (f"; {sums}" if sums else "")
 
 
 def _trust(settings: PrivacyConfig, silos: int) -> str:
