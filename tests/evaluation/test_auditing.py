@@ -117,6 +117,15 @@ def test_a_generator_that_never_saw_outliers_exposes_none() -> None:
     assert found.sentences[0].startswith("outliers: group=all: 0.0% (0.0% to 30.8%) of outliers are reconstructed")
 
 
+def test_a_generator_that_has_learned_nothing_exposes_nobody() -> None:
+    """Grey is nearer to a bright outlier than to any dark record, but no nearer to this one than to other outliers."""
+    data = federation()
+    grey = replace(images(0, 3), x=torch.full((3, 1, SIDE, SIDE), 0.5))
+    for row in attacked("outliers", evaluation(data, {"all": grey})).values:
+        assert row["outliers"]["value"] <= 0.1, "one at most can be nearest to grey"
+        assert row["unseen_outliers"]["value"] <= 0.05
+
+
 def test_a_control_without_outliers_says_so() -> None:
     data = federation()
     silos = tuple(Silo(silo.name, silo.train.take(torch.arange(30))) for silo in data.silos)

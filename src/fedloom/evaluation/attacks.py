@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,13 @@ RATE = 0.05
 ROWS = 500  # records at once
 
 
+class Kind(NamedTuple):
+    """What a generator is asked for: outputs of a group, and of a class or from a group's prior."""
+
+    group: int
+    condition: int
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """One generator that left its silos: a group's on the server, or one that a silo uploaded for itself."""
@@ -43,15 +51,35 @@ class Target:
     device: torch.device
     streams: Streams
 
-    def generate(self, noise: Mapping[str, Tensor], group: Tensor) -> Tensor:
-        """Outputs in [0, 1]."""
-        return self.pathway.generate(self.model, noise, group, group)
+    def conditions(self, records: Records) -> Tensor:
+        """What the pathway is told of each record: its class, or the group whose prior it draws from."""
+        return records.y if self.pathway.labelled else records.group
 
-    def noise(self, purpose: str, rows: int, group: int) -> dict[str, Tensor]:
-        """Standard normal noise for so many outputs of a group."""
+    def kinds(self, records: Records) -> list[Kind]:
+        """Every group with every condition that occurs."""
+        pairs = torch.stack([records.group, self.conditions(records)], dim=1)
+        return [Kind(*pair) for pair in torch.unique(pairs, dim=0).tolist()]
+
+    def of_kind(self, records: Records, kind: Kind) -> Tensor:
+        """The places of a kind's records."""
+        return torch.nonzero((records.group == kind.group) & (self.conditions(records) == kind.condition)).flatten()
+
+    def generate(self, noise: Mapping[str, Tensor], kind: Kind) -> Tensor:
+        """Outputs of one kind."""
+        rows = len(next(iter(noise.values())))
+        group, condition = (torch.full((rows,), number, device=self.device) for number in kind)
+        return self.pathway.generate(self.model, noise, group, condition)
+
+    def noise(self, purpose: str, rows: int, kind: Kind) -> dict[str, Tensor]:
+        """Standard normal noise for so many outputs."""
         return {
             key: self.streams.normal(
-                f"audit/{purpose}/{key}", rows, math.prod(shape), silo=group, device=self.device
+                f"audit/{purpose}/{key}",
+                rows,
+                math.prod(shape),
+                silo=kind.group,
+                round=kind.condition,
+                device=self.device,
             ).reshape(rows, *shape)
             for key, shape in self.pathway.noise.items()
         }
@@ -61,58 +89,57 @@ class Target:
         return as_float(records.x.to(self.device))
 
     @torch.no_grad()
-    def samples(self, count: int, group: int) -> Tensor:
-        """Outputs of a group for random noise."""
-        noise = self.noise("samples", count, group)
-        parts = [
-            self.generate({k: v[rows] for k, v in noise.items()}, torch.full((len(rows),), group, device=self.device))
-            for rows in torch.split(torch.arange(count, device=self.device), ROWS)
-        ]
-        return torch.cat(parts)
+    def samples(self, count: int, kind: Kind) -> Tensor:
+        """Outputs for random noise."""
+        noise = self.noise("samples", count, kind)
+        rows = torch.split(torch.arange(count, device=self.device), ROWS)
+        return torch.cat([self.generate({k: v[part] for k, v in noise.items()}, kind) for part in rows])
 
     def samples_like(self, records: Records, count: int) -> Tensor:
-        """For each record the nearest of ``count`` outputs of its group."""
-        return self._by_group(records, lambda x, group: self._nearest_sample(x, group, count))
+        """For each record the nearest of ``count`` outputs of its kind."""
 
-    def _nearest_sample(self, x: Tensor, group: int, count: int) -> Tensor:
-        made = self.samples(count, group)
-        return made[nearest(x, made)[1]]
+        def nearest_sample(x: Tensor, kind: Kind) -> Tensor:
+            made = self.samples(count, kind)
+            return made[nearest(x, made)[1]]
+
+        return self._by_kind(records, nearest_sample)
 
     def reconstructions(self, records: Records) -> Tensor:
         """For each record the closest output that a search over the noise finds, wherever the noise has to go."""
-        return self._by_group(records, self._searched)
+        return self._by_kind(
+            records, lambda x, kind: torch.cat([self._searched(rows, kind) for rows in torch.split(x, ROWS)])
+        )
 
-    def _searched(self, x: Tensor, group: int) -> Tensor:
-        return torch.cat([self._descended(rows, group) for rows in torch.split(x, ROWS)])
-
-    def _descended(self, x: Tensor, group: int) -> Tensor:
-        groups = torch.full((len(x),), group, device=self.device)
-        start = self.noise("search", STARTS, group)
+    def _searched(self, x: Tensor, kind: Kind) -> Tensor:
+        start = self.noise("search", STARTS, kind)
         with torch.no_grad():
-            first = self.generate(start, torch.full((STARTS,), group, device=self.device))
+            first = self.generate(start, kind)
             chosen = nearest(x, first)[1]
         noise = {name: tensor[chosen].clone().requires_grad_() for name, tensor in start.items()}
         optimizer = torch.optim.Adam(noise.values(), lr=RATE)
         best, least = first[chosen], torch.full((len(x),), torch.inf, device=self.device)
         for _ in range(STEPS):
-            output = self.generate(noise, groups)
+            output = self.generate(noise, kind)
             errors = (output - x).square().flatten(1).sum(dim=1)
             better = errors.detach() < least
             least = torch.where(better, errors.detach(), least)
             best = torch.where(better.reshape(-1, *[1] * (x.dim() - 1)), output.detach(), best)
-            for tensor, gradient in zip(
-                noise.values(), torch.autograd.grad(errors.sum(), list(noise.values())), strict=True
-            ):
+            if not errors.requires_grad:  # outputs that do not follow the noise: there is nowhere to go
+                break
+            gradients = torch.autograd.grad(
+                errors.sum(), list(noise.values()), allow_unused=True, materialize_grads=True
+            )
+            for tensor, gradient in zip(noise.values(), gradients, strict=True):
                 tensor.grad = gradient
             optimizer.step()
         return best
 
-    def _by_group(self, records: Records, outputs: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def _by_kind(self, records: Records, outputs: Callable[[Tensor, Kind], Tensor]) -> Tensor:
         x = self.values(records)
         found = torch.empty_like(x)
-        for group in torch.unique(records.group).tolist():
-            rows = torch.nonzero(records.group == group).flatten().to(self.device)
-            found[rows] = outputs(x[rows], group)
+        for kind in self.kinds(records):
+            rows = self.of_kind(records, kind).to(self.device)
+            found[rows] = outputs(x[rows], kind)
         return found
 
     @property
@@ -138,6 +165,8 @@ class Target:
 def targets_of(evaluation: Evaluation) -> list[Target]:
     """Every generator that the server of a run holds: its own, averages of groups, and those that silos uploaded."""
     federation, method = evaluation.real.federation, evaluation.generator.method
+    if not method.pathways:  # it classifies
+        return []
     silos = method.server_step.method if isinstance(method.server_step, Distil) else method
     places = [("group", "server", method, method.generating)]
     if silos is not method:

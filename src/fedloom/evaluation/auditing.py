@@ -7,7 +7,8 @@ An attack that succeeds refutes a claim; one that fails is no evidence of privac
     membership   tell training records from held-out ones by loss, by the closest output, by the nearest sample, and by
                  the density of samples over that of other records (DOMIAS, van Breugel et al., AISTATS 2023)
     outliers     how often an outlier that was put in is recognisable: the closest output of the generator is as close
-                 to it as outputs are to 95 % of typical training records, and nearer to it than to any of these
+                 to it as outputs are to 95 % of typical training records, and nearer to it than to any of these and to
+                 any outlier that was not put in
 """
 
 from __future__ import annotations
@@ -211,10 +212,11 @@ def _scores(audit: Audit, target: Target, reference: Records) -> dict[str, Calla
 
     def density(records: Records) -> Tensor:
         scores = torch.zeros(len(records), device=target.device)
-        for group in torch.unique(reference.group).tolist():
-            rows = torch.nonzero(records.group == group).flatten()
-            x, others = target.values(records.take(rows)), target.values(reference.of_group(group))
-            scores[rows] = density_scores(x, target.samples(count, group), others)
+        for kind in target.kinds(records):
+            rows, others = target.of_kind(records, kind), target.values(reference.of_group(kind.group))
+            if len(others):
+                x = target.values(records.take(rows))
+                scores[rows.to(target.device)] = density_scores(x, target.samples(count, kind), others)
         return scores
 
     ways: dict[str, Callable[[Records], Tensor]] = {
@@ -247,7 +249,7 @@ def outliers(audit: Audit) -> Findings:
         kinds = _kinds(audit, target, trained, unseen)
         if not {"unseen_outliers", "typical", "unseen_typical"} <= set(kinds):
             continue
-        known = target.values(trained.typical)
+        typical, known = target.values(trained.typical), target.values(unseen)
         ways: dict[str, Callable[[Records], Tensor]] = {
             "reconstructed": target.reconstructions,
             "generated": partial(target.samples_like, count=audit.effort.samples),
@@ -258,7 +260,7 @@ def outliers(audit: Audit) -> Findings:
             limit = usual_distance(points["typical"], made["typical"])
             rates: dict[str, Rate] = {}
             for name, (_, own) in kinds.items():
-                hits = recognisable(points[name], made[name], known, limit, own)
+                hits = recognisable(points[name], made[name], torch.cat([typical, known]), limit, own)
                 rates[name] = Rate.of(int(hits.sum()), len(hits), audit.effort.confidence)
             exposure = Exposure(
                 rates.get("outliers"), rates["unseen_outliers"], rates["typical"], rates["unseen_typical"]
@@ -270,7 +272,7 @@ def outliers(audit: Audit) -> Findings:
             if way == "reconstructed":
                 name = "outliers" if "outliers" in kinds else "unseen_outliers"
                 shown = made[name][:SHOWN]
-                pictures[target.name] = Pictures(points[name][:SHOWN], shown, known[nearest(shown, known)[1]])
+                pictures[target.name] = Pictures(points[name][:SHOWN], shown, typical[nearest(shown, typical)[1]])
     return Findings(found, said, pictures)
 
 
@@ -288,14 +290,21 @@ def _told(way: str, exposure: Exposure) -> str:
 
 
 def _kinds(audit: Audit, target: Target, trained: Trained, unseen: Records) -> dict[str, tuple[Records, Tensor | None]]:
-    """The records of each kind; typical ones with their places among all typical training records."""
-    others = audit.some("unseen-outliers", unseen)
+    """The records of each kind, with their places among typical training records and unseen outliers, if they are some.
+
+    An outlier is of the target's groups in turn, and its class is that of all outliers.
+    """
+    streams, most = audit.evaluation.streams, audit.effort.records
+    typical = streams.permutation("audit/typical", len(trained.typical))[:most]
+    others = streams.permutation("audit/unseen-outliers", len(unseen))[:most]
     groups = torch.tensor(target.groups)[torch.arange(len(others)) % len(target.groups)]
-    order = audit.evaluation.streams.permutation("audit/typical", len(trained.typical))[: audit.effort.records]
     kinds: dict[str, tuple[Records, Tensor | None]] = {
         "outliers": (audit.some("outliers", trained.outliers), None),
-        "unseen_outliers": (replace(others, group=groups), None),
-        "typical": (trained.typical.take(order), order.to(target.device)),
+        "unseen_outliers": (
+            replace(unseen.take(others), group=groups),
+            len(trained.typical) + others.to(target.device),
+        ),
+        "typical": (trained.typical.take(typical), typical.to(target.device)),
         "unseen_typical": (audit.some("held-out", audit.held_out(target)), None),
     }
     return {name: kind for name, kind in kinds.items() if len(kind[0])}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fedloom.evaluation.attacks import Target, targets_of
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.keys import metric_key
+from fedloom.models.linear import LinearGaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.privacy.lipschitz import certified_constant, sampled_constant
@@ -33,7 +34,8 @@ def _certified(model: VAE) -> float:
     """Of the steepest branch, if there are several."""
     decoder = model.decoder
     branches = list(decoder.branches.values()) if isinstance(decoder, Routed) else [decoder]
-    return max(certified_constant(nn.Sequential(branch, nn.Sigmoid())) for branch in branches)
+    mean = nn.Identity() if isinstance(model.likelihood, LinearGaussian) else nn.Sigmoid()
+    return max(certified_constant(nn.Sequential(branch, mean)) for branch in branches)
 
 
 def _met(target: Target, model: VAE, group: int, points: int) -> float:

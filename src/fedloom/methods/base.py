@@ -86,6 +86,7 @@ class Pathway:
     summary: str
     blocks: tuple[str, ...]  # what the function uses of the model; all of it must have reached the server
     uses_prior: bool = False  # whether another group's prior would change what comes out
+    labelled: bool = False  # whether it is told which class to generate
 
 
 @dataclass(frozen=True)

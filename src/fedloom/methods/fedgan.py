@@ -67,10 +67,7 @@ def make(setting: Setting, options: Options) -> Method:
     require_images(setting.shape)
     if setting.config.model.branches:
         raise ConfigError("model.branches is for decoders; fedgan has one generator for all groups")
-    model = setting.config.model
-    if model.lipschitz:
-        raise ConfigError(f"model.lipschitz = {model.lipschitz:g} is for the decoders of VAEs; fedgan has none")
-    latent = model.latent
+    latent = setting.config.model.latent
     plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
     check_silos(setting, plan)

@@ -174,15 +174,15 @@ USUAL = 0.95  # the quantile of typical records' distances within which an outpu
 
 
 def recognisable(
-    points: Tensor, outputs: Tensor, typical: Tensor, limit: float, own: Tensor | None = None, chunk: int = 512
+    points: Tensor, outputs: Tensor, others: Tensor, limit: float, own: Tensor | None = None, chunk: int = 512
 ) -> Tensor:
     """Whether each point would be told from what came out: its output is within ``limit``, and shows nobody else.
 
     ``outputs`` hold for each point what came out closest to it. It shows the point if it lies nearer to it than to any
-    of the ``typical`` training records; where points are some of these, ``own`` numbers them there, because nothing is
-    compared with itself. ``limit`` is how close outputs usually come: :func:`usual_distance`.
+    of the ``others``; where points are some of these, ``own`` numbers them there, because nothing is compared with
+    itself. ``limit`` is how close outputs usually come: :func:`usual_distance`.
     """
-    flat, known = outputs.flatten(1), typical.flatten(1)
+    flat, known = outputs.flatten(1), others.flatten(1)
     nearest = []
     for rows in torch.split(torch.arange(len(flat), device=flat.device), chunk):
         distances = torch.cdist(flat[rows], known)
