@@ -33,6 +33,7 @@ from fedloom.methods.generator import Generator
 
 METRICS = ("probe", "frechet", "frechet-paper", "spread", "manifold")
 GRID, CODES = 64, 2000
+PICTURES = ("samples", "exposed", "codes")
 
 
 @dataclass(frozen=True)
@@ -71,23 +72,28 @@ LEVERS = [
         Row("mnist", (change,))
         for change in ("server.replay=4", "server.targets=samples", "model.likelihood=bernoulli")
     ),
-    *(Row("mnist", (f"model.latent={latent}",)) for latent in (8, 16, 32)),
+    Row("mnist", ("server.samples=50000", "server.epochs=1")),
+    Row("mnist", ("model.latent=16",)),
     Row("mnist", WIDE),
-    Row("mnist", (*WIDE, "model.network=conv", "model.channels=[32, 64, 128]")),
+    Row("mnist", ("model.latent=40", "model.likelihood=bernoulli")),
+    Row("mnist", (*WIDE, "model.kl_weight=0.25")),
     Row("mnist", (*WIDE, "server.targets=samples")),
+    Row("mnist", (*WIDE, "model.network=conv", "model.channels=[32, 64, 128]")),
     Row("variants/centralised", WIDE),
 ]
-SMALL = ("model.hidden=[128]", "model.latent=16", "model.likelihood=bernoulli", "local.learning_rate=2e-3")
+LARGE = ("local.batch_size=1024", "model.likelihood=bernoulli")
 PRIVATE = [
     Row("table2/mnist/dp-sgd", ("local.batch_size=1024",)),
-    Row("table2/mnist/dp-sgd", ("local.batch_size=1024", *SMALL)),
-    Row("table2/mnist/dp-sgd", ("local.batch_size=1024", "privacy.clip=0.1", *SMALL)),
-    Row("table2/mnist/dp-sgd", ("local.batch_size=4096", "local.epochs=40", *SMALL)),
+    Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=16", "model.hidden=[128]", "local.learning_rate=2e-3")),
+    Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=8", "model.hidden=[64]", "local.learning_rate=4e-3")),
+    Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=16", "model.hidden=[128]", "local.epochs=30")),
 ]
 SETS = {"tables": TABLES, "fashion": FASHION, "levers": LEVERS, "private": PRIVATE}
 
 
-def measured(row: Row, seed: int, noise: dict[str, float], audited: bool, more: Sequence[str]) -> dict[str, Any]:
+def measured(
+    row: Row, seed: int, noise: dict[str, float], audited: bool, metrics: Sequence[str], more: Sequence[str]
+) -> dict[str, Any]:
     """Train a row and measure it."""
     start = time.perf_counter()
     config = row.config(seed, noise, more)
@@ -103,19 +109,17 @@ def measured(row: Row, seed: int, noise: dict[str, float], audited: bool, more: 
         losses.append({name: round(value, 4) for name, value in report.terms.items()})
     trained = time.perf_counter() - start - ready
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = replace(config.evaluation, metrics=METRICS)
-    if "silo-only" in row.preset:
-        settings = replace(settings, metrics=("probe",))
+    settings = replace(config.evaluation, metrics=tuple(metrics))
     evaluator = Evaluator(federation, settings, experiment.streams, device)
     generator = Generator(trainer.method, state.server, federation.groups)
     evaluation = evaluator.evaluation(generator, KeptModels(state, federation))
-    metrics = {key: value for _, values, _ in evaluator.measure(evaluation) for key, value in values.items()}
+    scores = {key: value for _, values, _ in evaluator.measure(evaluation) for key, value in values.items()}
     found = {
         "row": row.label,
         "seed": seed,
         "engine": engine.describe(),
         "seconds": {"ready": ready, "training": trained, "all": time.perf_counter() - start},
-        "metrics": metrics,
+        "metrics": scores,
         "losses": losses,
     }
     if audited:
@@ -126,8 +130,9 @@ def measured(row: Row, seed: int, noise: dict[str, float], audited: bool, more: 
             found["exposed"] = {name: pixels(getattr(shown, name)) for name in ("outliers", "outputs", "typical")}
     if seed == 0 and evaluation.generates:
         found["samples"] = pixels(generator.sample(GRID, group=federation.groups[0], seed=0))
-        vae, some = evaluation.autoencoders[0], federation.test.take(torch.arange(min(CODES, len(federation.test))))
-        found["codes"] = [[round(value, 3) for value in code[:2]] for code in vae.codes(some).tolist()]
+        some = federation.test.take(torch.arange(min(CODES, len(federation.test))))
+        places = [[round(value, 3) for value in code[:2]] for code in evaluation.autoencoders[0].codes(some).tolist()]
+        found["codes"] = [[*place, label] for place, label in zip(places, some.y.tolist(), strict=True)]
     return found
 
 
@@ -137,10 +142,12 @@ def pixels(images: torch.Tensor) -> list[list[int]]:
     return found
 
 
-def attempt(row: Row, seed: int, noise: dict[str, float], audited: bool, more: Sequence[str]) -> dict[str, Any]:
+def attempt(
+    row: Row, seed: int, noise: dict[str, float], audited: bool, metrics: Sequence[str], more: Sequence[str]
+) -> dict[str, Any]:
     torch.set_num_threads(2)
     try:
-        return measured(row, seed, noise, audited, more)
+        return measured(row, seed, noise, audited, metrics, more)
     except Exception:
         return {"row": row.label, "seed": seed, "error": traceback.format_exc(limit=-4)}
 
@@ -159,13 +166,15 @@ def planned() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", nargs="+", choices=list(SETS), default=["tables"])
-    parser.add_argument("--only", default="", help="rows whose label contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="rows whose label contains one of these; . is its end")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no row after so long")
     parser.add_argument("--noise", type=Path, help="what --plan wrote")
     parser.add_argument("--plan", type=Path)
     parser.add_argument("--audit", action="store_true", help="the outlier-exposure audit as well")
+    parser.add_argument("--pictures", type=Path, help="where pixels and latents go, for benchmarks/align_fl_figures.py")
+    parser.add_argument("--metrics", nargs="+", default=METRICS)
     parser.add_argument("--change", nargs="*", default=[], help="key.sub=value for all rows")
     parser.add_argument("--name", default="align_fl")
     arguments = parser.parse_args()
@@ -173,21 +182,27 @@ def main() -> None:
         arguments.plan.write_text(json.dumps(planned(), indent=2) + "\n", encoding="utf-8")
         return
     noise = json.loads(arguments.noise.read_text(encoding="utf-8")) if arguments.noise else {}
-    rows = [row for name in arguments.set for row in SETS[name] if arguments.only in row.label]
+    every = [row for name in arguments.set for row in SETS[name]]
+    rows = [row for part in arguments.only for row in every if part in f"{row.label}."]
     done: list[dict[str, Any]] = []
+    pictures: dict[str, Any] = {}
     start = time.perf_counter()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         jobs = [
-            pool.submit(attempt, row, seed, noise, arguments.audit, arguments.change)
+            pool.submit(attempt, row, seed, noise, arguments.audit, arguments.metrics, arguments.change)
             for seed in arguments.seeds
             for row in rows
         ]
         for job in as_completed(jobs):
             if job.cancelled():
                 continue
-            done.append(last := job.result())
+            last = job.result()
+            pictures[last["row"]] = {key: last.pop(key) for key in PICTURES if key in last}
+            done.append(last)
             passed = time.perf_counter() - start
             keep(arguments.name, done, wall=passed)
+            if arguments.pictures:
+                arguments.pictures.write_text(json.dumps(pictures), encoding="utf-8")
             told = ("accuracy", "frechet")
             scores = {k: round(v, 4) for k, v in last.get("metrics", {}).items() if any(word in k for word in told)}
             print(
