@@ -17,9 +17,9 @@ def test_buffers_have_the_shapes_of_windows_leaf_by_leaf(method: str) -> None:
     private = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0", "local.batch_size=4")
     federation = image_federation({"a0": 12, "b0": 9})
     trainer = Experiment.of(config_of(f"method.name={method}", CONVOLUTIONS, *private), federation).trainer
-    (stack,) = stacks_of(trainer, torch.device("cpu"))
-    window = next(PrivateSchedule(trainer, stack, [0, 1], 1).windows(2))
+    (stack,) = stacks_of((trainer,), torch.device("cpu"))
+    window = next(PrivateSchedule(stack, stack.members[:2], 1).windows(2))
     assert window.usual
-    buffers = private_buffers(trainer, stack, len(window), 2)
+    buffers = private_buffers(stack, len(window), 2)
     shapes = [[(tuple(leaf.shape), leaf.dtype) for leaf in tree_leaves(tree)] for tree in (window.inputs, buffers)]
     assert shapes[0] == shapes[1]
