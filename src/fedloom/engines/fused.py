@@ -6,7 +6,6 @@ Several runs may share an engine: silos that compute the same function train in 
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_poisson import PrivateSchedule, private_numbers_per_step
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
-from fedloom.engines.fused_results import RunRound, Trained
+from fedloom.engines.fused_results import Place, RunRound, Trained
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
@@ -82,6 +81,8 @@ class FusedEngine:
         ]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
         self._trials = [tried(stack) for stack in self._stacks]
+        everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
+        self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
         self._classrooms = [Classroom(trainer.config, options) for trainer in self._trainers]
         if options.device.type == "cpu":
@@ -123,13 +124,13 @@ class FusedEngine:
 
     def rounds(self, jobs: Mapping[int, Job]) -> dict[int, Outcome]:
         """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
-        runs = {run: RunRound(self._trainers[run], job) for run, job in jobs.items()}
+        runs = {run: RunRound(self._members[run], job) for run, job in jobs.items()}
         self._train(runs)
         return {run: under_way.concluded(self._classrooms[run]) for run, under_way in runs.items()}
 
     def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
         """The silos' half of a round of the first run, with nothing beside their blocks."""
-        under_way = RunRound(self._trainers[0], Job(state, context, lambda _: None), trial=True)
+        under_way = RunRound(self._members[0], Job(state, context, lambda _: None), trial=True)
         self._train({0: under_way}, step_limit)
         if under_way.error is not None:
             raise under_way.error
@@ -215,23 +216,24 @@ class FusedEngine:
         for window in schedule.windows(self._window(stack, program.size)):
             runner.run(window)
         program.settle(len(members))
-        trained = self._trained(program, members, schedule.steps)
-        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in trained.items()]
-        # Only now: a chunk that does not fit into memory leaves no half of itself behind.
+        places: dict[int, list[Place]] = {}
+        for position, (member, steps) in enumerate(zip(members, schedule.steps, strict=True)):
+            places.setdefault(member.run, []).append(Place(member, position, steps))
+        # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
+        # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
+        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in places.items()]
+        trained = self._trained(program, schedule.steps)
         seconds = (time.perf_counter() - start) / len(members)
         for run, part in parts:
-            run.take(part, seconds)
+            run.take(part, trained, seconds)
 
     @staticmethod
-    def _trained(program: StackProgram, members: Sequence[Member], steps: Sequence[int]) -> dict[int, list[Trained]]:
-        """What training left at each place, by run."""
-        count = len(members)
-        finite = finite_rows([tensor[:count] for tensor in program.weights.values()]).tolist()
-        found = zip(members, range(count), steps, program.terms(steps), program.kept(count), finite, strict=True)
-        by_run: dict[int, list[Trained]] = {}
-        for trained in itertools.starmap(Trained, found):
-            by_run.setdefault(trained.member.run, []).append(trained)
-        return by_run
+    def _trained(program: StackProgram, steps: Sequence[int]) -> list[Trained]:
+        """What training left at each place."""
+        count = len(steps)
+        finite = finite_rows([tensor[:count] for tensor in program.weights.values()])
+        found = zip(program.terms(steps), program.kept(count), finite.tolist(), strict=True)
+        return [Trained(terms, kept, is_finite) for terms, kept, is_finite in found]
 
 
 class Classroom:

@@ -17,6 +17,8 @@ from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
 
+FIRST_STEPS = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Window:
@@ -100,7 +102,11 @@ class Schedule(Stretches):
     def windows(self, longest: int) -> Iterator[Window]:
         """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
         for first, last, silos in self.stretches(longest):
-            yield self._window(first, last, silos)
+            # The very first is short, so that a GPU has work to do while the rest is drawn.
+            middle = FIRST_STEPS if first < FIRST_STEPS < last else first
+            if middle > first:
+                yield self._window(first, middle, silos)
+            yield self._window(middle, last, silos)
 
     def _window(self, first: int, last: int, silos: int) -> Window:
         batch = self._batch

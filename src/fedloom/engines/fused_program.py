@@ -80,7 +80,7 @@ class StackProgram:
         for tensors, positions in received.values():
             places = torch.tensor(positions, device=self._device)
             for name, tensor in tensors.items():
-                self.weights[name][places] = tensor.to(self._device)
+                self.weights[name][places] = tensor.to(self._device, non_blocking=True)
         for name, tensor in self._received.items():
             tensor.copy_(self.weights[name])
         for position, (member, state) in enumerate(zip(members, states, strict=True)):
