@@ -14,7 +14,7 @@ from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import SiloHome
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.silo import RefusedError, SiloService
+from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
 from fedloom.privacy.planning import SiloPlan
@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 def service(home: SiloHome, data: Path) -> SiloService:
     """The silo with its records, held to its policy as the file says at each task."""
 
-    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> None:
-        if objection := home.policy().objection(config, method, plan):
+    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
+        policy = home.policy()
+        if objection := policy.objection(config, method, plan):
             raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
+        return policy.grant
 
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data))
