@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def main(home: str, data: str, socket: str) -> None:
         while True:
             try:
                 with listener.accept() as connection:
-                    frame = Frame.of_bytes(connection.recv_bytes())
-                    connection.send_bytes(answering.answer(frame).to_bytes())
+                    frame, start = Frame.of_bytes(connection.recv_bytes()), time.perf_counter()
+                    answer = answering.answer(frame)
+                    seconds = time.perf_counter() - start
+                    log.info("round %s: %s after %.3f seconds", frame.header.get("round"), answer.kind, seconds)
+                    connection.send_bytes(answer.to_bytes())
             except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
                 log.warning("a question came to nothing: %s", error)
 
