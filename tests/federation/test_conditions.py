@@ -37,7 +37,7 @@ def test_each_value_makes_a_class_of_every_class(tmp_path: Path) -> None:
 
 
 def test_a_condition_that_nobody_knows_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data.condition: unknown attribute 'age'"):
+    with pytest.raises(ConfigError, match=r"data.condition: unknown attribute 'age'"):
         build(tmp_path, silos=1, condition="age")
     with pytest.raises(ConfigError, match="'sex', but some records do not say"):
         build(tmp_path, sex=np.array([""] + ["f"] * 39), silos=1, condition="sex")
