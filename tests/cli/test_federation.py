@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from cryptography import x509
 
 from fedloom.deployment.homes import ServerHome, SiloHome
 from fedloom.engines.flower.rules import RoundRules
@@ -55,6 +56,16 @@ def test_the_authority_is_told_the_same_on_both_sides(fedloom: Command, tmp_path
         for text in (founded, enrolled)
     )
     assert ours == theirs
+
+
+def test_a_certificate_is_renewed_by_the_same_authority(fedloom: Command, server: Path) -> None:
+    keys = ServerHome.open(server).keys
+    before, authority = (keys / "server.crt").read_bytes(), (keys / "ca.crt").read_bytes()
+    assert fedloom("federation", "renew", server).exit_code == 0
+    assert (keys / "server.crt").read_bytes() != before
+    assert (keys / "ca.crt").read_bytes() == authority
+    renewed = x509.load_pem_x509_certificate((keys / "server.crt").read_bytes())
+    renewed.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
 
 
 @pytest.mark.parametrize(
