@@ -30,9 +30,9 @@ demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample
 test: $(VENV)/.installed ## run the whole test suite
 	$(BIN)/pytest -n 2
 
-test-system: $(VENV)/.installed ## run the tests that need a browser (Debian's chromium is installed if it is missing)
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
-		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver; }
+test-system: $(VENV)/.installed ## run the tests that need a browser and nginx (Debian's are installed if they are missing)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && test -x /usr/sbin/nginx \
+		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver nginx-light; }
 	$(BIN)/pytest -m system
 
 lint: $(VENV)/.installed ## check style and types

@@ -95,8 +95,8 @@ def fedloom_round() -> float:
 
 CONTENDERS = {
     # Default threads, default Adam.
-    "as people write it, DataLoader": lambda: loop(0, fused=False, steps=40, loader=True),
-    "as people write it, in memory": lambda: loop(0, fused=False, steps=40),
+    "as people write it, DataLoader": lambda: loop(0, fused=False, steps=15, loader=True),
+    "as people write it, in memory": lambda: loop(0, fused=False, steps=15),
     "best hand-written": lambda: loop(1, fused=True, steps=2 * STEPS),  # one thread, fused Adam
     "fedloom": fedloom_round,
 }

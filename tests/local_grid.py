@@ -20,7 +20,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import answered, frame_of
 from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.silo import Agreement, SiloService
+from fedloom.engines.flower.silo import Agreement, Grant, SiloService
 from fedloom.engines.flower.wire import Wire
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, RemoteSilo
@@ -72,8 +72,9 @@ def remote(federation: Federation, at: int | None = None) -> Federation:
     return replace(federation, silos=silos, test=federation.test.take(torch.tensor([], dtype=torch.int64)))
 
 
-def agree(*_: Any) -> None:
-    """To everything."""
+def agree(*_: Any) -> Grant:
+    """To everything, with noise that can be repeated."""
+    return Grant(8.0, repeatable=True)
 
 
 @dataclass

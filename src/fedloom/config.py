@@ -124,7 +124,7 @@ class DataConfig:
     alpha: float = field(default=0.3, metadata=above(0))
     classes_per_silo: int = field(default=2, metadata=at_least(1))
     records_per_silo: int = field(default=0, metadata=at_least(0))
-    validation: float = field(default=0.0, metadata=share())  # of each silo's records, for choices that it makes at home
+    validation: float = field(default=0.0, metadata=share())  # of each silo's records, for its own choices
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     outliers: OutliersConfig = field(default_factory=OutliersConfig)

@@ -88,7 +88,10 @@ class Experiment:
         elif config.data.layout == "centralised":
             federation = federation.centralised()
         federation = with_canaries(federation, config.audit, Streams(config.seed))
-        return cls(config, federation, make_method(setting_of(config, federation)))
+        method = make_method(setting_of(config, federation))
+        if method.labelled:
+            federation.require_labels(method.name)
+        return cls(config, federation, method)
 
     @cached_property
     def streams(self) -> Streams:
@@ -217,7 +220,7 @@ class Experiment:
         every = self.config.evaluation.every
         if state.round != self.config.rounds and (every == 0 or state.round % every):
             return {}
-        generator = Generator(self.method, state.server, self.federation.groups)
+        generator = Generator(self.method, state.server, self.federation.groups, self.federation.classes)
         if len(self.federation.shape) == 3 and generator.pathways:
             samples = folder.samples_of(state.round)
             for group in self.federation.groups:
@@ -413,7 +416,7 @@ class Run:
         checkpoint = load_checkpoint(self.folder.path, round_number)
         public = checkpoint.facts["setting"]
         setting = Setting(self.config, tuple(public["shape"]), tuple(public["groups"]), tuple(public["classes"]))
-        return Generator(make_method(setting), server_state(checkpoint), setting.groups)
+        return Generator(make_method(setting), server_state(checkpoint), setting.groups, setting.classes)
 
     def sample(self, count: int, *, group: str, seed: int = 0) -> Tensor:
         """Images of a group in [0, 1] from the newest checkpoint."""
@@ -438,7 +441,9 @@ class Run:
             raise RunFolderError(f"{self.folder.path}: the data have changed since its checkpoints were made")
         evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
         state = restored(checkpoint, experiment.federation)
-        generator = Generator(experiment.method, state.server, experiment.federation.groups)
+        generator = Generator(
+            experiment.method, state.server, experiment.federation.groups, experiment.federation.classes
+        )
         rounds, egress = (
             [row for row in rows if row["round"] <= state.round]
             for rows in (self.folder.metrics(), self.folder.egress())

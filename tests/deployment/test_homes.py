@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -13,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
 from fedloom.deployment.keys import make_authority, make_server_certificate, read_public_key
+from fedloom.deployment.serving import Control, Serving
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
@@ -93,6 +96,41 @@ def test_keys_of_strangers_are_refused(server: ServerHome, tmp_path: Path) -> No
         with pytest.raises(ConfigError, match="is no public key that 'fedloom federation enroll' made"):
             server.admit(stranger)
     assert server.keys_admitted() == {}
+
+
+class Told(Control):
+    """A SuperLink that only writes down what it is told."""
+
+    def __call__(self, *arguments: str) -> dict[str, Any]:
+        calls.append(arguments[1:3])
+        return {"node-id": str(100 + len(calls))}
+
+    @property
+    def answers(self) -> bool:
+        return True
+
+
+calls: list[tuple[str, ...]] = []
+
+
+def test_the_register_follows_what_is_admitted(server: ServerHome, tmp_path: Path) -> None:
+    calls.clear()
+    serving = Serving(server, lambda _: None)
+    serving.control = Told(server)
+    server.admit(silo_of(server, "north").public_key)
+    server.admit(silo_of(server, "south").public_key)
+    serving.register()
+    serving.register()
+    assert [call[0] for call in calls] == ["register", "register"]
+    assert {silo: node["node"] for silo, node in server.registered().items()} == {"north": "101", "south": "102"}
+    (server.admitted / "south.pub").unlink()
+    serving.register()
+    assert calls[2:] == [("unregister", "102")]
+    shutil.rmtree(tmp_path / "north")
+    server.admit(silo_of(server, "north").public_key)  # a new key after the old one was lost
+    serving.register()
+    assert calls[3:] == [("unregister", "101"), ("register", str(server.admitted / "north.pub"))]
+    assert list(server.registered()) == ["north"]
 
 
 def test_a_new_silo_agrees_to_nothing(server: ServerHome) -> None:

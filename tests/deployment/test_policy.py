@@ -12,7 +12,7 @@ from fedloom.config import Config
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import RefusedError
+from fedloom.engines.flower.silo import Grant, RefusedError
 from fedloom.errors import ConfigError
 from fedloom.federation.building import build_federation
 from fedloom.methods.base import Method
@@ -22,17 +22,26 @@ from local_grid import Deployment
 from support import tiny_config
 
 OPEN = {"methods": ["fedvae"], "blocks": ["encoder", "decoder"], "payloads": ["records"], "privacy": "none"}
-DP = ("privacy.mechanism=dp-sgd", "local.batch_size=8", "privacy.epsilon=8.0", "privacy.accountant=rdp")
+DP = ("privacy.mechanism=dp-sgd", "local.batch_size=8", "privacy.epsilon=8.0", "privacy.accountant=filter")
+PRIVATE = {"privacy": "dp-sgd", "max_delta": 0.1}
 REFUSALS = {
     "method": ({"methods": ["moon"]}, (), "the experiment has the method 'fedvae', and policy.toml allows methods = m"),
     "block": ({"blocks": ["decoder"]}, (), "the experiment has the block 'encoder', and policy.toml allows blocks = d"),
     "payload": ({"payloads": []}, (), "the experiment has the payload 'records', and policy.toml allows .* = none"),
     "experiment": ({"experiments": ["ab"]}, (), "the experiment has the experiment '[0-9a-f]{64}', and policy.toml"),
     "no privacy": ({"privacy": "dp-sgd"}, (), "privacy.mechanism = 'none', and policy.toml asks for .* = 'dp-sgd'"),
-    "epsilon": ({"max_epsilon": 1.0, "max_delta": 0.1}, DP, "asks for epsilon 8; policy.toml allows 1"),
-    "delta": ({"max_epsilon": 9.0, "max_delta": 1e-7}, DP, "asks for delta .*; policy.toml allows 1e-07"),
+    "epsilon": (
+        {"privacy": "dp-sgd", "max_epsilon": 1.0, "max_delta": 0.1},
+        DP,
+        "asks for epsilon 8; policy.toml allows 1",
+    ),
+    "delta": (
+        {"privacy": "dp-sgd", "max_epsilon": 9.0, "max_delta": 1e-7},
+        DP,
+        "asks for delta .*; policy.toml allows 1e-07",
+    ),
     "no guarantee": (
-        {"privacy": "dp-sgd", "max_delta": 0.1},
+        PRIVATE,
         (*DP, "privacy.blocks=['decoder']"),
         "gives no DP guarantee .* policy.toml asks for one",
     ),
@@ -40,9 +49,10 @@ REFUSALS = {
 
 
 def deployed(path: Path, policy: Policy, *overrides: str) -> Deployment:
-    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> None:
+    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
         if objection := policy.objection(config, method, plan):
             raise RefusedError(objection)
+        return policy.grant
 
     config = tiny_config("method.name=fedvae", "rounds=1", "data.silos=1", "engine.name=reference", *overrides)
     return Deployment(path, config, build_federation(config.data, Streams(config.seed)), agreement=agreement)
@@ -59,7 +69,7 @@ def test_what_was_not_agreed_to_is_refused(
 
 @pytest.mark.parametrize("overrides", [(), DP])
 def test_what_was_agreed_to_runs(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    policy = Policy.of(OPEN | {"max_delta": 0.1})
+    policy = Policy.of(OPEN | {"privacy": "dp-sgd" if overrides else "none", "max_delta": 0.1})
     assert deployed(tmp_path, policy, *overrides).run().folder.status["state"] == "finished"
 
 

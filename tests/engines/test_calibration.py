@@ -23,13 +23,14 @@ class Clock:
     """Time that passes only where work is pretended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now, self.trials = 0.0, 0
         monkeypatch.setattr(calibration.time, "perf_counter", lambda: self.now)
 
     def work(self, silos: int, start: float, step: float, longest: int) -> Callable[[int], int]:
         def trial(limit: int) -> int:
-            steps = min(limit, longest)
-            self.now += start + step * steps * silos
+            steps, self.trials = min(limit, longest), self.trials + 1
+            disturbed = 100.0 if self.trials % 2 else 0.0  # by others, every other time
+            self.now += start + step * steps * silos + disturbed
             return steps * silos
 
         return trial

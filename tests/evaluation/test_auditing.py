@@ -208,6 +208,7 @@ def test_runs_without_canaries_or_generators_are_told_so() -> None:
     silent = evaluation(federation(canaries=20), {}, SILO)
     assert targets_of(silent) == []
     assert attacked("canaries", silent).values is None
+    assert "their coins could not be guessed" in attacked("canaries", silent).sentences[0]
     assert "nothing that generates left a silo" in attacked("membership", silent).sentences[0]
 
 

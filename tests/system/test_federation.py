@@ -42,7 +42,7 @@ from support import equal_bits, tiny_config
 
 pytestmark = pytest.mark.system
 RULES = RoundRules(deadline=240.0, grace=200.0, minimum=1, extensions=0)
-DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=rdp")
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=filter")
 METHODS = {
     "fissionvae-d": ("method.name=fissionvae",),
     "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),

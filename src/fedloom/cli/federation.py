@@ -97,6 +97,17 @@ def admit(
     say_facts({"silo": silo, "key": f"{found}   (compare with the silo's)"})
 
 
+@app.command("renew")
+def renew(folder: ServerDir) -> None:
+    """Make a new server certificate, before the old one expires; silos trust it without being told."""
+    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.keys import make_server_certificate
+
+    home = ServerHome.open(folder)
+    ends = make_server_certificate(home.keys, home.charter.host)
+    say(f"the server's certificate holds until {ends:%Y-%m-%d}; stop and start 'fedloom federation serve {folder}'")
+
+
 @app.command("serve")
 def serve(
     folder: ServerDir,

@@ -47,8 +47,11 @@ def make_authority(folder: Path, name: str) -> None:
     write_atomically(folder / "ca.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) -> None:
-    """server.key and server.crt, for the host and for this machine itself, signed by the authority in the folder."""
+def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) -> datetime.datetime:
+    """server.key and server.crt, for the host and for this machine itself, signed by the authority in the folder.
+
+    Returns when the certificate expires.
+    """
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -69,6 +72,7 @@ def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) ->
     (folder / "server.key").unlink(missing_ok=True)
     write_secret(folder / "server.key", _pem(key))
     write_atomically(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    return certificate.not_valid_after_utc
 
 
 def make_node_key(folder: Path, silo: str) -> Path:

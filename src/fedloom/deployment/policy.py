@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedloom.config import Config, at_least, parse, share
 
 if TYPE_CHECKING:
+    from fedloom.engines.flower.silo import Grant
     from fedloom.methods.base import Method
     from fedloom.privacy.planning import SiloPlan
 
@@ -22,8 +24,8 @@ payloads = ["records"]  # what else may leave: "records" is the number of record
 experiments = []        # digests of experiments ('fedloom inspect' and refusals show them); empty: any
 
 privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
-max_epsilon = 8.0       # spent on this silo's data by all runs together
-max_delta = 1e-4
+max_epsilon = 8.0       # spent on this silo's data by all runs together; granted for good at the first private task
+max_delta = 1e-4        # of one experiment
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
 """
 
@@ -63,12 +65,20 @@ class Policy:
             or self._privacy_objection(plan)
         )
 
+    @property
+    def grant(self) -> Grant:
+        """What may be spent on the silo's data, by all runs together, and where noise comes from."""
+        from fedloom.engines.flower.silo import Grant
+
+        epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
+        return Grant(epsilon, repeatable=self.noise == "test")
+
     def _privacy_objection(self, plan: SiloPlan | None) -> str:
-        if self.privacy == "none" and plan is None:
+        if self.privacy == "none":
             return ""
         if plan is None:
             return "the experiment has privacy.mechanism = 'none', and policy.toml asks for privacy = 'dp-sgd'"
-        if plan.problem and self.privacy == "dp-sgd":
+        if plan.problem:
             return f"the experiment gives no DP guarantee ({plan.problem}), and policy.toml asks for one"
         if not plan.granted.epsilon <= self.max_epsilon:
             return f"the experiment asks for epsilon {plan.granted.epsilon:g}; policy.toml allows {self.max_epsilon:g}"

@@ -144,20 +144,21 @@ class Serving:
         self.register()
 
     def register(self) -> None:
-        """Tell the SuperLink of every key that was admitted since; a silo's new key takes the place of its old one."""
-        done = self.home.registered()
-        for silo, key in self.home.keys_admitted().items():
-            known = done.get(silo)
-            if known and known["key"] == key.decode():
-                continue
-            if not self.control.answers:
-                return
-            if known:
-                self.control("supernode", "unregister", str(known["node"]), "federation")
+        """Tell the SuperLink whose keys were admitted since, and whose were taken back or replaced."""
+        known, admitted = self.home.registered(), self.home.keys_admitted()
+        gone = [silo for silo, node in known.items() if admitted.get(silo, b"").decode() != node["key"]]
+        new = [silo for silo in admitted if silo not in known or silo in gone]
+        if not (gone or new) or not self.control.answers:
+            return
+        for silo in gone:
+            self.control("supernode", "unregister", known.pop(silo)["node"], "federation")
+            write_json(self.home.flower / "registered.json", known)
+            self.say(f"silo '{silo}' may no longer join with the key that it had")
+        for silo in new:
             path = self.home.admitted / f"{silo}.pub"
             node = self.control("supernode", "register", str(path), "federation", "--name", silo)["node-id"]
-            done[silo] = {"key": key.decode(), "node": str(node)}
-            write_json(self.home.flower / "registered.json", done)
+            known[silo] = {"key": admitted[silo].decode(), "node": str(node)}
+            write_json(self.home.flower / "registered.json", known)
             self.say(f"silo '{silo}' may join")
 
     def _superlink(self) -> Child:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import SiloHome
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.silo import RefusedError, SiloService
+from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
 from fedloom.privacy.planning import SiloPlan
@@ -25,9 +26,11 @@ log = logging.getLogger(__name__)
 def service(home: SiloHome, data: Path) -> SiloService:
     """The silo with its records, held to its policy as the file says at each task."""
 
-    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> None:
-        if objection := home.policy().objection(config, method, plan):
+    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
+        policy = home.policy()
+        if objection := policy.objection(config, method, plan):
             raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
+        return policy.grant
 
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data))
@@ -50,8 +53,11 @@ def main(home: str, data: str, socket: str) -> None:
         while True:
             try:
                 with listener.accept() as connection:
-                    frame = Frame.of_bytes(connection.recv_bytes())
-                    connection.send_bytes(answering.answer(frame).to_bytes())
+                    frame, start = Frame.of_bytes(connection.recv_bytes()), time.perf_counter()
+                    answer = answering.answer(frame)
+                    seconds = time.perf_counter() - start
+                    log.info("round %s: %s after %.3f seconds", frame.header.get("round"), answer.kind, seconds)
+                    connection.send_bytes(answer.to_bytes())
             except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
                 log.warning("a question came to nothing: %s", error)
 

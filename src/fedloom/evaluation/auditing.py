@@ -43,6 +43,7 @@ from fedloom.privacy.audits import (
 SHOWN = 10  # outliers in a picture
 FALSE_POSITIVES = (0.001, 0.01)
 NO_CANARIES = "canaries: the run has none (audit.canaries), so no lower bound of epsilon could be found"
+NO_TRACE = "canaries: nothing that generates left their silos, so their coins could not be guessed"
 NO_OUTLIERS = "outliers: none were put in (data.outliers), so their exposure was not measured"
 
 
@@ -121,7 +122,7 @@ def canaries(audit: Audit) -> Findings:
     }
     planted = [found for found in audit.evaluation.real.federation.canaries if found.silo in targets]
     if not planted:
-        return Findings(None, [NO_CANARIES])
+        return Findings(None, [NO_TRACE if audit.evaluation.real.federation.canaries else NO_CANARIES])
     claims = [audit.claims.get(found.silo) for found in planted]
     claim = _weakest(claims)
     smallest = min(len(silo) for silo in audit.evaluation.real.federation.silos)

@@ -156,7 +156,7 @@ class Evaluation:
     @property
     def generates(self) -> bool:
         """Whether the server can sample every group along the method's first pathway."""
-        return next(iter(self.generator.method.pathways)) in self.generator.pathways
+        return next(iter(self.generator.method.pathways), None) in self.generator.pathways
 
     def sample(self, group: str, pathway: str = "", prior_of: str = "") -> Tensor:
         """``evaluation.samples`` images of a group along any pathway, on the evaluation's device."""

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.config import DataConfig
 from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
+from fedloom.federation.conditions import with_condition
 from fedloom.federation.outliers import with_outliers
 from fedloom.federation.partitions import Shares, by_owner, divide
 from fedloom.federation.records import Dataset, Federation, Silo
@@ -23,8 +25,9 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     """Load the source, divide its records among silos, and pool them again if the layout is centralised."""
     if config.source not in SOURCES:
         raise ConfigError("data.source: " + unknown("source", config.source, SOURCES))
-    dataset = SOURCES[config.source].load(config.path)
-    federation = with_outliers(_federation(dataset, divide(dataset, config, streams)), config.outliers, streams)
+    dataset = with_condition(SOURCES[config.source].load(config.path), config.condition)
+    shares = divide(dataset, config, streams)
+    federation = with_outliers(_federation(dataset, shares, config.validation, streams), config.outliers, streams)
     return federation.centralised() if config.layout == "centralised" else federation
 
 
@@ -56,8 +59,21 @@ def federation_from_arrays(
     return _federation(dataset, by_owner(dataset))
 
 
-def _federation(dataset: Dataset, shares: Shares) -> Federation:
-    silos = tuple(Silo(name, dataset.train.take(index)) for name, index in shares)
+def _federation(
+    dataset: Dataset, shares: Shares, validation: float = 0.0, streams: Streams | None = None
+) -> Federation:
+    def silo(number: int, name: str, index: Tensor) -> Silo:
+        if streams is None or not validation:
+            return Silo(name, dataset.train.take(index))
+        count = max(1, round(validation * len(index)))
+        if count == len(index):
+            raise DataError(
+                f"data.validation = {validation:g} leaves silo '{name}' none of its {len(index)} records to train on"
+            )
+        shuffled = index[streams.permutation("validation", len(index), silo=number)]
+        return Silo(name, dataset.train.take(shuffled[count:]), dataset.train.take(shuffled[:count]))
+
+    silos = tuple(silo(number, name, index) for number, (name, index) in enumerate(shares))
     return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes, dataset.attributes)
 
 

@@ -127,6 +127,7 @@ class Silo:
 
     name: str
     train: Records
+    validation: Records | None = None  # never trained on; for choices that the silo makes at home
 
     def __len__(self) -> int:
         return len(self.train)
@@ -146,9 +147,10 @@ class Silo:
     def feed(self, found: hashlib._Hash) -> None:
         """Add its name and records to a hash."""
         found.update(f"{self.name}/{self.train.x.dtype}/{tuple(self.train.x.shape)}".encode())
-        columns = (self.train.x, self.train.y, self.train.group, self.train.subject, self.train.attributes)
-        for column in (column for column in columns if column is not None):
-            found.update(column.cpu().contiguous().numpy().tobytes())
+        for table in (self.train, self.validation):
+            columns = (table.x, table.y, table.group, table.subject, table.attributes) if table is not None else ()
+            for column in (column for column in columns if column is not None):
+                found.update(column.cpu().contiguous().numpy().tobytes())
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,26 +163,12 @@ class RemoteSilo(Silo):
     def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...]) -> RemoteSilo:
         """A silo whose records, of a shape, are somewhere else."""
         none = torch.empty(0, dtype=torch.int64)
-        return cls(name, Records(torch.empty(0, *shape), none, none), groups)
+        return cls(name, Records(torch.empty(0, *shape), none, none), declared=groups)
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
         """As declared."""
         return self.declared
-
-
-@dataclass(frozen=True, eq=False)
-class Canaries:
-    """Records that were put among a silo's by a coin each; those that are in come last there."""
-
-    silo: str
-    records: Records
-    included: Tensor  # (n,) bool
-
-    @property
-    def trained(self) -> Records:
-        """Those that are in."""
-        return self.records.take(torch.nonzero(self.included).flatten())
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +196,6 @@ class Federation:
     classes: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
-    canaries: tuple[Canaries, ...] = ()  # of each silo that has some
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
 
     def __post_init__(self) -> None:
@@ -260,7 +247,21 @@ class Federation:
             silo.feed(found)
         return found.hexdigest()
 
+    def require_labels(self, method: str) -> None:
+        """Complain unless every record has one of at least two classes."""
+        if len(self.classes) < 2:
+            known = f"the class '{self.classes[0]}' alone" if self.classes else "no classes"
+            raise DataError(f"method '{method}' learns classes, and the records of '{self.name}' have {known}")
+        for silo in self.silos:
+            if bool((silo.train.y < 0).any()):
+                missing = int((silo.train.y < 0).sum())
+                raise DataError(
+                    f"method '{method}' learns classes, but {missing} of the {len(silo)} records of silo "
+                    f"'{silo.name}' have no label"
+                )
+
     def centralised(self) -> Federation:
         """The same records pooled in one silo: the layout that upper bounds are measured in."""
         pooled = concatenate([silo.train for silo in self.silos])
-        return replace(self, silos=(Silo("centralised", pooled),))
+        aside = [silo.validation for silo in self.silos if silo.validation is not None]
+        return replace(self, silos=(Silo("centralised", pooled, concatenate(aside) if aside else None),))

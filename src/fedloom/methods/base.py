@@ -61,7 +61,7 @@ class Release:
 
     payload: Payload
     statistic: Statistic
-    when: Literal["first", "every", "last"] = "first"  # of the rounds that the silo takes part in
+    when: Literal["first", "every", "last"] | slice = "first"  # of the rounds that the silo takes part in
     share: float = 0.1  # of the privacy budget, unless ``privacy.shares`` says otherwise
 
     @property
@@ -71,8 +71,8 @@ class Release:
 
     def rounds(self, attended: tuple[int, ...]) -> tuple[int, ...]:
         """Those rounds, of the ones that a silo takes part in, in which it is sent."""
-        chosen = {"first": attended[:1], "every": attended, "last": attended[-1:]}
-        return chosen[self.when]
+        named = {"first": slice(1), "every": slice(None), "last": slice(-1, None)}
+        return attended[self.when if isinstance(self.when, slice) else named[self.when]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Pathway:
     noise: Mapping[str, tuple[int, ...]]
     generate: Callable[
         [nn.Module, Mapping[str, Tensor], Tensor, Tensor], Tensor
-    ]  # (model, noise, group, prior's group)
+    ]  # (model, noise, group, condition: the label where the pathway is labelled, else the prior's group)
     summary: str
     blocks: tuple[str, ...]  # what the function uses of the model; all of it must have reached the server
     uses_prior: bool = False  # whether another group's prior would change what comes out
@@ -156,9 +156,15 @@ class Method:
     mechanism: Mechanism = field(default_factory=NoPrivacy)
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
     summed: bool = False  # the server sees the sum of all updates and no single one
+    learns_labels: bool = False  # though it may generate none
     kind: Callable[[Site], Hashable] = groups_of  # equal for sites whose models are built alike
     settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
     server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it learns from labels."""
+        return self.learns_labels or any(pathway.labelled for pathway in self.pathways.values())
 
     @property
     def generating(self) -> SharingPlan:
@@ -236,6 +242,7 @@ class Recipe:
     summary: str
     options: type
     make: Callable[[Setting, Any], Method]
+    vectors: bool = False  # whether it learns labelled vectors, such as embeddings, and nothing else
 
 
 @cache

@@ -14,6 +14,7 @@ from fedloom.methods.base import Method, ServerState
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 
+LABEL_SHARES = "label-shares"  # in the server's memory
 CHUNK = 1000  # rows of one draw; a fixed number, so that a sample does not depend on how many are asked for
 AT_ONCE = {"cpu": 1, "cuda": 16}  # draws that pass through the model together
 
@@ -25,6 +26,7 @@ class Generator:
     method: Method
     server: ServerState
     groups: tuple[str, ...]
+    classes: tuple[str, ...] = ()
 
     def model(self, group: str) -> nn.Module:
         """The model of a group with what the server holds; blocks that never leave a silo keep fresh weights."""
@@ -44,6 +46,29 @@ class Generator:
         """The ways in which images of every group can be generated."""
         return tuple(name for name in self.method.pathways if not any(self.missing(g, name) for g in self.groups))
 
+    @property
+    def label_shares(self) -> Tensor:
+        """How frequent each class is among samples: as the silos' noisy counts say, else all alike."""
+        alike = torch.full((len(self.classes),), 1.0 / len(self.classes), dtype=torch.float64)
+        return self.server.memory.get(LABEL_SHARES, alike)
+
+    def labels(self, count: int, *, seed: int = 0, shares: Tensor | None = None) -> Tensor:
+        """``count`` classes by their number, drawn from ``shares`` or from those of the samples."""
+        edges = torch.cumsum(self.label_shares if shares is None else shares, dim=0)
+        drawn = Streams(seed).uniform("sample/label", count)
+        return torch.searchsorted(edges / edges[-1], drawn).clamp_max(len(self.classes) - 1)
+
+    def _labels(self, label: str, given: Tensor | None, count: int, seed: int) -> Tensor:
+        if given is not None:
+            if len(given) != count:
+                raise ConfigError(f"{len(given)} labels were given for {count} samples")
+            return given
+        if not label:
+            return self.labels(count, seed=seed)
+        if label not in self.classes:
+            raise ConfigError(unknown("class", label, self.classes))
+        return torch.full((count,), self.classes.index(label))
+
     @torch.no_grad()
     def sample(
         self,
@@ -53,24 +78,32 @@ class Generator:
         seed: int = 0,
         pathway: str = "",
         prior_of: str = "",
+        label: str = "",
+        labels: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """``count`` images of a group in [0, 1], shape (count, *shape), on ``device``; a seed gives the same anywhere.
 
-        ``prior_of`` draws the latents from another group's prior, to see what a swapped prior does.
+        ``prior_of`` draws the latents from another group's prior, to see what a swapped prior does. Where the pathway
+        is told a class, all samples are of the class ``label``, or each is of that in ``labels``, or they are drawn.
         """
         for name in (group, prior_of or group):
             if name not in self.groups:
                 raise ConfigError(unknown("group", name, self.groups))
         if count < 1:
             raise ConfigError(f"cannot generate {count} samples: ask for at least 1")
-        name = pathway or next(iter(self.method.pathways))
+        name = pathway or next(iter(self.method.pathways), "")
+        if not name:
+            raise ConfigError(f"method '{self.method.name}' classifies and generates nothing")
         if name not in self.method.pathways:
             raise ConfigError(unknown("pathway", name, self.method.pathways))
         way, index, streams = self.method.pathways[name], self.groups.index(group), Streams(seed)
         if prior_of and not way.uses_prior:
             raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
+        if (label or labels is not None) and not way.labelled:
+            raise ConfigError(f"pathway '{name}' is not told a class, so it cannot generate one that is asked for")
         prior = self.groups.index(prior_of or group)
+        wanted = self._labels(label, labels, count, seed) if way.labelled else torch.full((count,), prior)
         if missing := self.missing(group, name):
             raise ConfigError(f"nothing can be generated for group '{group}': '{missing[0]}' never reached the server")
         device = torch.device(device)
@@ -88,6 +121,6 @@ class Generator:
                 .reshape(rows, *shape)
                 for key, shape in way.noise.items()
             }
-            groups, priors = (torch.full((rows,), number, device=device) for number in (index, prior))
-            images.append(way.generate(model, noise, groups, priors))
+            conditions = wanted[first * CHUNK : first * CHUNK + rows].to(device)
+            images.append(way.generate(model, noise, torch.full((rows,), index, device=device), conditions))
         return torch.cat(images)

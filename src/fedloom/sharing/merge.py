@@ -60,7 +60,7 @@ def aggregate(updates: Sequence[Update], plan: SharingPlan) -> Update:
         for payload, tensors in update.payloads.items():
             total = payloads.setdefault(payload, {})
             for name, tensor in tensors.items():
-                total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor
+                total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor.to(torch.float64)
         for owner, count in update.weights.items():
             weights[owner] = weights.get(owner, 0.0) + count
     sums = {p: {name: tensor.to(torch.float32) for name, tensor in part.items()} for p, part in payloads.items()}

@@ -18,7 +18,7 @@ from fedloom.streams import Streams
 from local_grid import Deployment
 from support import equal_bits, names_in, tiny_config
 
-DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.accountant=rdp")
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.accountant=filter")
 CASES = {
     "group decoders": ("method.name=fissionvae", "rounds=3", "participation.rate=0.6"),
     "private encoder and moments": ("sharing.scopes={encoder='silo'}", "local.keep_optimizer=true"),

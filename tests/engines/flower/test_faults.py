@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +18,12 @@ from torch import Tensor
 import fedloom.engines.flower.shelf
 from fedloom.config import Config
 from fedloom.engines.base import Result
+from fedloom.engines.flower import rounds
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
-from fedloom.engines.flower.work import update_frame, update_in
+from fedloom.engines.flower.silo import Agreement, Grant
+from fedloom.engines.flower.work import refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Observer, train
 from fedloom.federation.building import build_federation
@@ -34,7 +38,7 @@ from local_grid import PROMPT, Deployment, Handler
 from support import equal_bits, tiny_config
 
 BAD = "mnist-1"
-DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=rdp")
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=filter")
 
 
 def federation_for(config: Config) -> Federation:
@@ -113,9 +117,10 @@ def test_a_silo_that_comes_back_takes_part_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stragglers", ["drop", "use"])
-def test_a_slow_silo(tmp_path: Path, stragglers: str) -> None:
-    """It is asked in round 1, and answers while round 2 waits for it."""
-    deployment = deployed(tmp_path, deadline=0.7, stragglers=stragglers)
+def test_a_slow_silo(tmp_path: Path, stragglers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 1 has no more time when the others have answered; the answer comes while round 2 waits for it."""
+    deployment = deployed(tmp_path, stragglers=stragglers)
+    monkeypatch.setattr(rounds, "clock", lambda: 0.0 if len(deployment.told("answered")) < 3 else 1e6)
     silo, first_round_over = deployment.grid.handlers[BAD], threading.Event()
 
     def slow(frame: Frame) -> Frame:
@@ -213,16 +218,28 @@ def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason
 
 
 def test_a_round_without_its_minimum_can_be_resumed(tmp_path: Path) -> None:
-    deployment = deployed(tmp_path, minimum=4, deadline=0.4)
-    deployment.grid.offline.add(BAD)
+    deployment = deployed(tmp_path, minimum=4)
+    silo = deployment.grid.handlers[BAD]
+    deployment.grid.handlers[BAD] = lambda _: refusal("not today")
     with pytest.raises(
-        ShortRoundError, match=r"round 1 has 3 of the 4 updates that it needs .* 'mnist-1' sent nothing in time"
+        ShortRoundError, match=r"round 1 has 3 of the 4 updates that it needs .* silo 'mnist-1' refused: not today"
     ):
         deployment.run()
-    deployment.grid.offline.clear()
+    deployment.grid.handlers[BAD] = silo
     assert deployment.run().folder.status["state"] == "finished"
     train(deployment.config, tmp_path / "reference", deployment.federation)
     assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
+
+
+def test_a_round_waits_for_its_minimum_as_long_as_is_ruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = deployed(tmp_path, minimum=4, deadline=10.0, extensions=2)
+    deployment.grid.offline.add(BAD)
+    times = itertools.count()
+    monkeypatch.setattr(rounds, "clock", lambda: float(next(times)) if len(deployment.told("answered")) == 3 else 0.0)
+    monkeypatch.setattr(rounds, "TICK", 0.01)
+    with pytest.raises(ShortRoundError, match="silo 'mnist-1' sent nothing in time"):
+        deployment.run()
+    assert 30 < next(times) < 40
 
 
 class Killed(Observer):
@@ -293,3 +310,72 @@ def test_a_full_disk_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(deployment.told("failed")) == sorted(2 * [(1, silo.name) for silo in deployment.federation.silos])
     assert all("no space is left on the disk" in reason for reason in deployment.reasons("failed"))
     assert not (deployment.home(1) / "ledger.sqlite").exists()
+
+
+SECURE = Grant(100.0)
+
+
+def first_task(path: Path, agreement: Agreement) -> tuple[Deployment, Frame]:
+    """A private experiment, and what the troublesome silo is asked in its first round."""
+    deployment = deployed(path, *DP, "rounds=1")
+    deployment.agreement = agreement
+    taken: list[Frame] = []
+
+    def taking(frame: Frame) -> Frame:
+        taken.append(frame)
+        return refusal("only looking")
+
+    deployment.grid.handlers[BAD] = taking
+    deployment.run()
+    return deployment, taken[0]
+
+
+def charges(deployment: Deployment) -> int:
+    (account,) = read_accounts(deployment.home(1) / "ledger.sqlite")
+    return account.releases[0].charges
+
+
+def test_secure_noise_is_paid_for_once_and_the_same_bytes_are_sent_again(tmp_path: Path) -> None:
+    deployment, task = first_task(tmp_path, lambda *_: SECURE)
+    first, second = deployment.service(1).answer(task), deployment.service(1).answer(task)
+    assert first.kind == "update"
+    assert first == second
+    assert charges(deployment) == 1
+    shutil.rmtree(deployment.home(1) / "rounds")  # what was finished is lost: another attempt is another release
+    third = deployment.service(1).answer(task)
+    assert third.kind == "update"
+    assert third.parts != first.parts
+    assert charges(deployment) == 2
+
+
+def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
+    deployment, task = first_task(tmp_path, lambda *_: SECURE)
+    first = deployment.service(1).answer(task)
+    (stored,) = (deployment.home(1) / "rounds").rglob("update.frame")
+    stored.write_bytes(update_frame(replace(update_in(first, BAD), weights={"all": 7.0})).to_bytes())
+    assert deployment.service(1).answer(task).parts != first.parts
+    assert charges(deployment) == 2
+
+
+def test_a_silo_that_lost_its_state_does_not_start_afresh(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, "sharing.scopes={encoder='silo'}")
+    silo = deployment.grid.handlers[BAD]
+
+    def forgetful(frame: Frame) -> Frame:
+        answer = silo(frame)
+        shutil.rmtree(deployment.home(1) / "rounds")
+        return answer
+
+    deployment.grid.handlers[BAD] = forgetful
+    deployment.run()
+    assert deployment.told("refused") == [(2, BAD)]
+    assert deployment.reasons("refused") == [
+        "silo 'mnist-1' took part in round 1, but what it kept of it is gone: it cannot go on with round 2"
+    ]
+
+
+def test_silos_keep_only_what_the_server_may_ask_for_again(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, "rounds=6", "engine.checkpoint_every=2", "engine.keep_checkpoints=1")
+    deployment.run()
+    # In round 6 the server can still go back to its checkpoint of round 4.
+    assert Shelf(deployment.home(0) / "rounds" / "run-1").rounds() == [4, 5, 6]

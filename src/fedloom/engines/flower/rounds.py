@@ -19,6 +19,7 @@ from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
 TICK = 0.5  # seconds between two looks at who is there
+clock = time.monotonic
 
 
 class ShortRoundError(FedloomError):
@@ -44,14 +45,14 @@ class _Progress:
     state: FederationState
     context: RoundContext
     on_silo: Callable[[Result], None]
-    start: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=lambda: clock())
     tries: dict[int, int] = field(default_factory=dict)  # how often each silo was asked
     results: dict[int, Result] = field(default_factory=dict)
     out: dict[int, str] = field(default_factory=dict)  # silos that will send nothing in this round, and why
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.start
+        return clock() - self.start
 
     @property
     def awaited(self) -> list[int]:

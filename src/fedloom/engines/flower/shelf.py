@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.engines.base import SiloState
-from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.work import packed, unpacked
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_folder_atomically
@@ -35,19 +34,19 @@ class Shelf:
             return SiloState()
         return SiloState(unpacked((self._folder(earlier[-1]) / "state.safetensors").read_bytes(), "state"))
 
-    def update(self, round: int, task: str) -> Frame | None:
-        """The update that was sent for exactly this task, if it is still here; the very same bytes."""
+    def update(self, round: int, task: str) -> bytes | None:
+        """The update that was made for exactly this task, if it is still here: the very same bytes."""
         folder = self._folder(round)
         if not folder.is_dir() or json.loads((folder / "index.json").read_text(encoding="utf-8"))["task"] != task:
             return None
-        return Frame.of_bytes((folder / "update.frame").read_bytes())
+        return (folder / "update.frame").read_bytes()
 
-    def put(self, round: int, task: str, state: SiloState, update: Frame) -> None:
+    def put(self, round: int, task: str, state: SiloState, update: bytes) -> None:
         """Keep a round; what lies here of later ones belongs to a past that the server has left."""
         files = {
             "state.safetensors": packed(state.tensors),
-            "update.frame": update.to_bytes(),
-            "index.json": json.dumps({"task": task, "sha256": update.sha256}).encode(),
+            "update.frame": update,
+            "index.json": json.dumps({"task": task}).encode(),
         }
         write_folder_atomically(self._folder(round), files)
         for later in (kept for kept in self.rounds() if kept > round):

@@ -20,7 +20,9 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
-from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.privacy.deployment import check_deployable, data_ledger
+from fedloom.privacy.ledger import BudgetSpentError
+from fedloom.privacy.noise import deployment_noise
 from fedloom.privacy.planning import SiloPlan
 from fedloom.runs.folder import RunFolder
 
@@ -31,7 +33,18 @@ class RefusedError(FedloomError):
     """The silo's operator has not agreed to this."""
 
 
-Agreement = Callable[[Config, Method, SiloPlan | None], None]  # raises RefusedError for what was not agreed to
+@dataclass(frozen=True)
+class Grant:
+    """What an operator grants to experiments on the silo's data, all of them together."""
+
+    epsilon: float  # infinite: spending is only counted
+    repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
+
+
+Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
+
+
+UNDECIDED = Grant(0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +53,7 @@ class Prepared:
 
     trainer: Trainer
     plan: SiloPlan | None  # under DP-SGD
+    grant: Grant
 
 
 class SiloService:
@@ -77,44 +91,71 @@ class SiloService:
         self._check_draw(order)
         number, task = order.context.round, _digest(frame)
         shelf, folder = Shelf(self._home / "rounds" / order.run), self._home / "runs" / order.run
-        if (sent := shelf.update(number, task)) is not None:
-            log.info("round %d of run %s: sending the same update again", number, order.run)
-            return sent
         shelf.require_space(frame.size)
-        site = site_of(self._federation, self._index)
         work = Task(
             silo=self._index,
             context=order.context,
-            received=received_in(frame, prepared.trainer.method.plan, site),
+            received=received_in(frame, prepared.trainer.method.plan, site_of(self._federation, self._index)),
             state=self._state(shelf, folder, number),
             mechanism=prepared.plan.mechanism(number) if prepared.plan else None,
         )
-        self._charge(prepared, order, task)
-        result = prepared.trainer.train(work)
-        update = update_frame(result.update)
-        shelf.put(number, task, result.state, update)
-        shelf.clear(order.settled)
-        self._report(folder, order, result, update.sha256)
-        return update
+        results: list[Result] = []
+
+        def make() -> bytes:
+            results.append(prepared.trainer.train(work))
+            return update_frame(results[0].update).to_bytes()
+
+        def store(update: bytes) -> None:
+            shelf.put(number, task, results[0].state, update)
+            shelf.clear(order.settled)
+            self._report(folder, order, results[0], Frame.of_bytes(update).sha256)
+
+        return Frame.of_bytes(self._released(prepared, order, task, shelf.update(number, task), make, store))
+
+    def _released(
+        self,
+        prepared: Prepared,
+        order: Order,
+        task: str,
+        stored: bytes | None,
+        make: Callable[[], bytes],
+        store: Callable[[bytes], None],
+    ) -> bytes:
+        """The update: what was sent for this very task before, else a new one, paid for before it is made."""
+        number = order.context.round
+        if prepared.plan is None:
+            if stored is None:
+                store(stored := make())
+            return stored
+        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, prepared.grant.epsilon)
+        try:
+            return ledger.released(
+                order.run,
+                self._silo.name,
+                number,
+                prepared.plan.events(number),
+                content=task if prepared.grant.repeatable else None,
+                stored=stored,
+                make=make,
+                store=store,
+            )
+        finally:
+            ledger.close()
 
     def _ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""
-        prepared = self._prepared.get(config.digest())
-        if prepared is None:
-            prepared = self._prepare(config)
-        plan = prepared.plan
-        self._agreement(config, prepared.trainer.method, plan)
-        self._prepared[config.digest()] = prepared
-        return prepared
+        known = self._prepared.get(config.digest()) or self._prepare(config)
+        grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
+        secret = None if grant.repeatable else deployment_noise(None)
+        if grant != known.grant:
+            known = Prepared(replace(known.trainer, secret=secret), known.plan, grant)
+        self._prepared[config.digest()] = known
+        return known
 
     def _prepare(self, config: Config) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
-        if config.privacy.mechanism != "none" and config.privacy.trust != "local":
-            raise RefusedError(
-                f"privacy.trust = '{config.privacy.trust}' needs a sum that the server cannot take apart, which a "
-                "deployment does not have yet; use 'local'"
-            )
+        check_deployable(config.privacy)
         federation, index = self._federation, self._index
         names = tuple(silo.name for silo in federation.silos)
         method = make_method(Setting(config, federation.shape, federation.groups, federation.classes, names))
@@ -126,7 +167,8 @@ class SiloService:
         plans = silo_plans(own, alone, method, drawn)
         Trainer(own, method, alone, plans).check_privacy()
         # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
-        return Prepared(Trainer(config, method, federation, plans * len(federation)), plans[0] if plans else None)
+        trainer = Trainer(config, method, federation, plans * len(federation))
+        return Prepared(trainer, plans[0] if plans else None, UNDECIDED)
 
     def _drawn(self, config: Config, round: int) -> tuple[int, ...]:
         return participants_of(config, self._federation, round)
@@ -149,18 +191,6 @@ class SiloService:
                 f"go on with round {number}"
             )
         return shelf.state_before(number)
-
-    def _charge(self, prepared: Prepared, order: Order, task: str) -> None:
-        """Durably, before anything is trained."""
-        if prepared.plan is None:
-            return
-        ledger = Ledger(self._home / "ledger.sqlite")
-        try:
-            ledger.enrol(self._silo.name, self._silo.digest, prepared.plan.budget)
-            for release, event in prepared.plan.events(order.context.round).items():
-                ledger.charge(order.run, self._silo.name, order.context.round, release, event, content=task)
-        finally:
-            ledger.close()
 
     def _report(self, path: Path, order: Order, result: Result, sha256: str) -> None:
         """The silo's own run folder: what nobody else gets to see."""

@@ -1,0 +1,44 @@
+"""Conditions beside the class: an attribute makes of each class as many as it has values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fedloom.errors import ConfigError, unknown
+from fedloom.federation.records import UNLABELLED, Dataset, Records
+
+BETWEEN = "|"  # in the name of a class under a condition: "cat|sex=f"
+
+
+def with_condition(dataset: Dataset, attribute: str) -> Dataset:
+    """The same records in classes that also tell the attribute's value; without an attribute, as they are."""
+    if not attribute:
+        return dataset
+    names = list(dict.fromkeys(each.partition("=")[0] for each in dataset.attributes))
+    if attribute not in names:
+        raise ConfigError("data.condition: " + unknown("attribute", attribute, names))
+    columns = [i for i, each in enumerate(dataset.attributes) if each.partition("=")[0] == attribute]
+
+    def relabelled(records: Records) -> Records:
+        assert records.attributes is not None, "a data set that names attributes has them"
+        values = records.attributes[:, columns]
+        if not bool(values.any(dim=1).all()):
+            raise ConfigError(f"data.condition = '{attribute}', but some records do not say what theirs is")
+        joint = records.y * len(columns) + values.argmax(dim=1)
+        return replace(records, y=torch.where(records.y < 0, UNLABELLED, joint))
+
+    classes = tuple(f"{name}{BETWEEN}{dataset.attributes[i]}" for name in dataset.classes for i in columns)
+    return replace(dataset, train=relabelled(dataset.train), test=relabelled(dataset.test), classes=classes)
+
+
+def plain_classes(classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The classes without conditions, and for each class the number of the plain one that it belongs to.
+
+    >>> plain_classes(("cat|sex=f", "cat|sex=m", "dog|sex=f"))
+    (('cat', 'dog'), (0, 0, 1))
+    """
+    plain = [name.rpartition(BETWEEN)[0] or name for name in classes]
+    distinct = tuple(dict.fromkeys(plain))
+    return distinct, tuple(distinct.index(name) for name in plain)

@@ -1,0 +1,82 @@
+"""DP-CGAN: a conditional GAN on embeddings, discriminators at home, the generator averaged.
+
+The baseline of Di Salvo, Nguyen, Ledig: "Embedding-Based Federated Data Sharing via Differentially Private Conditional
+VAEs", MICCAI 2025 (arXiv 2507.02671), after Torkzadehmahani, Kairouz, Paten: "DP-CGAN: Differentially Private Synthetic
+Data and Label Generation", CVPR workshops 2019. Records meet the discriminator alone, so DP-SGD guards its gradients,
+and the generator learns of them through it. The authors' code draws new weights in every round and gives fakes the
+labels of the records; here weights persist and a fake's label is drawn by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor, nn
+
+from fedloom.config import above, all_positive
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
+from fedloom.methods.labels import Labels, require_vectors, with_labels
+from fedloom.models.labelled import ConditionalGAN, Told
+from fedloom.objectives.labelled import ConditionalAdversarial
+from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Widths and rate of the authors' code."""
+
+    generator_hidden: tuple[int, ...] = field(default=(512, 1024), metadata=all_positive())
+    discriminator_hidden: tuple[int, ...] = field(default=(1024, 512), metadata=all_positive())
+    rate: float = field(default=2e-4, metadata=above(0))
+    labels: Labels = "global-dp"
+
+
+def build(setting: Setting, options: Options, _: Site) -> ConditionalGAN:
+    """Fresh weights."""
+    width, classes, latent = setting.shape[0], len(setting.classes), setting.config.model.latent
+    return ConditionalGAN(
+        Told(latent, options.generator_hidden, width, classes), Told(width, options.discriminator_hidden, 1, classes)
+    )
+
+
+def from_noise(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
+    """The generator's vectors."""
+    assert isinstance(model, ConditionalGAN)
+    return model.generate(noise["z"], label)
+
+
+def make(setting: Setting, options: Options) -> Method:
+    """Generator GLOBAL, discriminator SILO; in every step the discriminator moves first."""
+    require_vectors(setting, "dp_cgan")
+    latent, classes, local = setting.config.model.latent, len(setting.classes), setting.config.local
+    plan = SharingPlan({"generator": GLOBAL, "discriminator": SILO}, setting.groups)
+    plan = plan.with_scopes(setting.config.sharing.scopes)
+    optimizer = OptimizerPlan(local.optimizer, options.rate, (0.5, 0.999), keep=True)
+    real = ConditionalAdversarial("discriminator", latent, classes)
+    fake = ConditionalAdversarial("generator", latent, classes)
+    method = Method(
+        name="dp_cgan",
+        plan=plan,
+        build=partial(build, setting, options),
+        phases=(
+            Phase("discriminator", ("discriminator",), real, optimizer),
+            Phase("generator", ("generator",), fake, optimizer, touches_records=False),
+        ),
+        server_step=Mean(plan, setting.config.sharing.weights),
+        pathways={
+            "z": Pathway({"z": (latent,)}, from_noise, "z ~ N(0, I), y -> x", ("generator",), labelled=True),
+        },
+    )
+    return with_labels(method, setting, options.labels)
+
+
+RECIPE = Recipe(
+    "dp_cgan",
+    "a conditional GAN on embeddings: discriminators at home, generator averaged",
+    Options,
+    make,
+    vectors=True,
+)

@@ -1,0 +1,87 @@
+"""What methods that generate labelled records share: class counts that leave with noise, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.errors import ConfigError
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method, Release, ServerState, ServerStep, Setting
+from fedloom.methods.generator import LABEL_SHARES
+from fedloom.privacy.releases import BoundedSum
+from fedloom.sharing.plan import Payload
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+Labels = Literal["global-dp", "uniform", "local"]  # of synthetic records: as noisy counts say, alike, as at each silo
+COUNTS = "class-counts"
+SHARE = 0.02  # of the budget
+SMALLEST_SHARE = 0.05  # of an equal one: no class disappears because of noise
+
+
+@dataclass(frozen=True)
+class CountClasses:
+    """One for the record's class."""
+
+    classes: int
+
+    def __call__(self, _: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """A row for each record."""
+        return {"counts": functional.one_hot(batch.y, self.classes).to(torch.float32)}
+
+
+@dataclass(frozen=True)
+class WithLabelShares:
+    """A server step that also remembers how frequent each class is."""
+
+    step: ServerStep
+
+    def initial(self, streams: Streams) -> ServerState:
+        """That of the step."""
+        return self.step.initial(streams)
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        """The step, then the counts, where some have come."""
+        after = self.step(server, updates, context, streams)
+        sent = [update.payloads[COUNTS]["counts"] for update in updates if COUNTS in update.payloads]
+        if not sent:
+            return after
+        counts = torch.stack(sent).to(torch.float64).sum(dim=0)
+        positive = counts.clamp_min(SMALLEST_SHARE * counts.clamp_min(0.0).mean()).clamp_min(1e-9)
+        return replace(after, memory={**after.memory, LABEL_SHARES: positive / positive.sum()})
+
+
+def with_labels(method: Method, setting: Setting, labels: Labels) -> Method:
+    """The method, sending noisy class counts once where synthetic labels shall follow them."""
+    if labels != "global-dp":
+        return method
+    count = len(setting.classes)
+    cost = "one noisy count of each class; a record adds 1 to one of them"
+    payload = Payload(COUNTS, cost, {"counts": (count,)})
+    release = Release(payload, BoundedSum(CountClasses(count)), share=SHARE)
+    return replace(
+        method,
+        plan=replace(method.plan, payloads=(*method.plan.payloads, payload)),
+        releases=(*method.releases, release),
+        server_step=WithLabelShares(method.server_step),
+    )
+
+
+def require_vectors(setting: Setting, method: str) -> int:
+    """The length of the records, which must be vectors of at least two classes."""
+    if len(setting.shape) != 1:
+        raise ConfigError(
+            f"method '{method}' needs vectors, but the records have shape {setting.shape}; see 'fedloom embed'"
+        )
+    if len(setting.classes) < 2:
+        raise ConfigError(f"method '{method}' needs records of at least two classes, not {len(setting.classes)}")
+    return setting.shape[0]

@@ -1,0 +1,116 @@
+"""One-shot moments: every silo sends noisy class sums, products and counts once, and the server makes a generator.
+
+A sound and strong baseline for embeddings under differential privacy, with the Gaussian mechanism of Dwork, Roth, "The
+Algorithmic Foundations of Differential Privacy", 2014, theorem A.1 (accounted exactly here): a normal distribution for
+each class with a shared covariance, whose best classifier is Fisher's linear discriminant. Records must be no longer
+than ``radius``, as those of ``fedloom embed`` are; longer ones are cut to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.config import above
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Method, Pathway, Recipe, Release, ServerState, Setting
+from fedloom.methods.generator import LABEL_SHARES
+from fedloom.methods.labels import require_vectors
+from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
+from fedloom.privacy.releases import BoundedSum
+from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Payload, Scope, SharingPlan, Tensors
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+DECODER = BlockKey("decoder", "server")
+FROM_SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.SERVER)  # the server's alone, and everybody gets it
+MOMENTS = "moments"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The two weights divide the budget between class sums (1), products and counts."""
+
+    radius: float = field(default=1.0, metadata=above(0))
+    product_weight: float = field(default=1.0, metadata=above(0))
+    count_weight: float = field(default=0.2, metadata=above(0))
+
+
+@dataclass(frozen=True)
+class MomentsStep:
+    """Adds up what has come and makes a generator of it."""
+
+    width: int
+    how: Contribution
+
+    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - it starts from zeros
+        """A generator that knows nothing."""
+        return ServerState({DECODER: dict(ClassGaussian(self.how.classes, self.width).decoder.state_dict())})
+
+    def __call__(
+        self,
+        server: ServerState,
+        updates: Sequence[Update],
+        context: RoundContext,  # noqa: ARG002 - whatever has come is used
+        streams: Streams,  # noqa: ARG002
+    ) -> ServerState:
+        """The generator, where moments have come."""
+        sums, records = payload_sum(updates, MOMENTS)
+        if not sums:
+            return server
+        known = server.blocks[DECODER]
+        found = estimate(sums, records, known["centre"], self.how)
+        return ServerState({DECODER: {**known, **generator_of(found)}}, {**server.memory, LABEL_SHARES: found.shares})
+
+
+def build(classes: int, width: int, _: Site) -> ClassGaussian:
+    """The same model everywhere, all zeros."""
+    return ClassGaussian(classes, width)
+
+
+def payload_sum(updates: Sequence[Update], payload: str) -> tuple[Tensors, float]:
+    """A payload added up over the silos that sent it, and how many records they have."""
+    sent = [update for update in updates if payload in update.payloads]
+    tensors: Tensors = {}
+    for update in sent:
+        for name, tensor in update.payloads[payload].items():
+            tensors[name] = tensors.get(name, torch.zeros((), dtype=torch.float64)) + tensor.to(torch.float64)
+    return tensors, sum(update.weights["all"] for update in sent)
+
+
+def generator_of(found: Estimate) -> Tensors:
+    """The decoder's tensors, float32."""
+    parts = {name: getattr(found, name) for name in ("centre", "offsets", "covariance", "metric", "weights", "bias")}
+    parts["factor"] = square_root(found.within)
+    return {name: tensor.to(torch.float32) for name, tensor in parts.items()}
+
+
+def from_class(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
+    """Normal vectors of each label's class."""
+    assert isinstance(model, ClassGaussian)
+    return model.generate(noise["e"], label)
+
+
+def make(setting: Setting, options: Options) -> Method:
+    """No phases: one release in a silo's first round."""
+    width, classes = require_vectors(setting, "moments"), len(setting.classes)
+    how = Contribution(classes, options.radius, options.product_weight, options.count_weight)
+    payload = Payload(MOMENTS, "noisy class sums, products and counts, once", how.shapes(width))
+    return Method(
+        name="moments",
+        plan=SharingPlan({"decoder": FROM_SERVER}, setting.groups, (RECORD_COUNT, payload)),
+        build=partial(build, classes, width),
+        phases=(),
+        server_step=MomentsStep(width, how),
+        pathways={"class": Pathway({"e": (width,)}, from_class, "e ~ N(0, I), y -> x", ("decoder",), labelled=True)},
+        releases=(Release(payload, BoundedSum(how, how.bound), share=1.0),),
+    )
+
+
+RECIPE = Recipe(
+    "moments", "noisy class means, shared covariance and counts, sent once: a generator", Options, make, vectors=True
+)

@@ -1,0 +1,116 @@
+"""Moments, refined: a normal distribution for each class whose offsets are then learned to tell the classes apart.
+
+Round 1: a noisy mean. Round 2: noisy moments about it, as in :mod:`fedloom.methods.moments`. All later rounds: the
+noisy gradient of -log p(y|x) for p(x|y) = N(centre + C w_y, C), C from the covariance of round 2, so that p(y|x) is a
+softmax of w_y . (x - centre). Every round is one bounded sum, so noise may be shared among silos. Learning a generator
+by what it says of y given x is the discriminative training of Jebara, "Machine Learning: Discriminative and
+Generative", 2004; noisy sums of clipped gradients are those of Abadi et al., "Deep Learning with Differential
+Privacy", CCS 2016. A step is taken in the metric that the noisy covariance allows, and the later weights are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fedloom.config import above, share
+from fedloom.errors import ConfigError
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods import moments
+from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
+from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
+from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
+from fedloom.privacy.releases import BoundedSum
+from fedloom.sharing.plan import Payload, Tensors
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+CENTRE, GRADIENT = "centre", "gradient"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """``radius`` is that about the centre; ``clip`` bounds one record's gradient, in radii."""
+
+    radius: float = field(default=0.8, metadata=above(0))
+    clip: float = field(default=0.3, metadata=above(0))
+    step: float = field(default=1.0, metadata=above(0))
+    start: float = field(default=0.3, metadata=above(0))  # of the weights that the moments give
+    unaveraged: float = field(default=0.25, metadata=share())  # of the gradients' rounds, from the first on
+
+
+@dataclass(frozen=True)
+class RefiningStep(MomentsStep):
+    """A centre, then moments, then steps; the generator is up to date after every round."""
+
+    options: Options
+
+    def __call__(
+        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+    ) -> ServerState:
+        """Whatever has come is used."""
+        known = server.blocks[DECODER]
+        total, records = payload_sum(updates, CENTRE)
+        if total:
+            return replace(server, blocks={DECODER: {**known, "centre": (total["sum"] / records).to(torch.float32)}})
+        if any(moments.MOMENTS in update.payloads for update in updates):
+            after = super().__call__(server, updates, context, streams)
+            found = after.blocks[DECODER]
+            start = {name: self.options.start * found[name] for name in ("weights", "bias")}
+            return replace(after, blocks={DECODER: {**found, **start}})
+        gradient, records = payload_sum(updates, GRADIENT)
+        return (
+            replace(server, blocks={DECODER: self._refined(known, gradient, records, context)}) if gradient else server
+        )
+
+    def _refined(self, known: Tensors, gradient: Tensors, records: float, context: RoundContext) -> Tensors:
+        """A step in the metric, and the generator whose classifier is the mean of the weights that count."""
+        pace, radius = self.options.step * self.how.classes / records, self.options.radius
+        slope = pace * radius * gradient["weights"] @ known["metric"].to(torch.float64)
+        weights = known["weights"] - slope.to(torch.float32)
+        bias = known["bias"] - (pace * gradient["bias"] / (BIAS * self.how.classes)).to(torch.float32)
+        counts = context.round - 2 > self.options.unaveraged * (context.rounds - 2)
+        mean = weights + (known["mean"] - weights) * (1 - 1 / (known["averaged"] + 1)) if counts else weights.clone()
+        offsets, within = told_apart_by(mean.to(torch.float64), known["covariance"].to(torch.float64))
+        return {
+            **known,
+            "weights": weights,
+            "bias": bias,
+            "mean": mean,
+            "averaged": known["averaged"] + float(counts),
+            "offsets": offsets.to(torch.float32),
+            "factor": square_root(within).to(torch.float32),
+        }
+
+
+def make(setting: Setting, options: Options) -> Method:
+    """Three kinds of releases, and no phases."""
+    if setting.config.rounds < 3 or setting.config.participation.rate < 1:
+        raise ConfigError("method 'refined_moments' needs rounds of at least 3 and participation.rate = 1")
+    plain = moments.make(setting, moments.Options(radius=options.radius))
+    (sent,), width, classes = plain.releases, setting.shape[0], len(setting.classes)
+    shapes = {"weights": (classes, width), "bias": (classes,)}
+    centre = Payload(CENTRE, "the noisy sum of all records, once", {"sum": (width,)})
+    gradient = Payload(GRADIENT, "a noisy gradient, in every round from the third on", shapes)
+    return replace(
+        plain,
+        name="refined_moments",
+        plan=replace(plain.plan, payloads=(*plain.plan.payloads, centre, gradient)),
+        server_step=RefiningStep(width, Contribution(classes, options.radius), options),
+        releases=(
+            Release(centre, BoundedSum(Whole()), "first", share=0.05),
+            replace(sent, when=slice(1, 2), share=0.2),
+            Release(gradient, BoundedSum(Gradient(classes, options.radius), options.clip), slice(2, None), share=0.75),
+        ),
+    )
+
+
+RECIPE = Recipe(
+    "refined_moments",
+    "moments whose classes are then learned to be told apart, by noisy gradients",
+    Options,
+    make,
+    vectors=True,
+)

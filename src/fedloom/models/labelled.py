@@ -1,0 +1,111 @@
+"""Networks for labelled vectors: they are told the class, one-hot, beside their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.models.gaussian import DiagonalGaussian
+from fedloom.models.networks import mlp
+
+
+class Told(nn.Module):
+    """Linear layers that see a class beside their input."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = mlp([inputs + classes, *hidden, outputs])
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        """One row for each row and its label."""
+        told = functional.one_hot(label, self.classes).to(x.dtype)
+        output: Tensor = self.layers(torch.cat([x, told], dim=-1))
+        return output
+
+
+class TellingDecoder(Told):
+    """p(x | z, y), and the standard deviations of the latent prior where they are learned."""
+
+    def __init__(self, latent: int, hidden: Sequence[int], outputs: int, classes: int, scales: int) -> None:
+        super().__init__(latent, hidden, outputs, classes)
+        self.log_scale = nn.Parameter(torch.zeros(scales, latent)) if scales else None  # one for all classes, or each
+
+    def prior(self, label: Tensor, latent: int) -> DiagonalGaussian:
+        """p(z | y), centred at 0."""
+        zeros = torch.zeros(len(label), latent, device=label.device)
+        if self.log_scale is None:
+            return DiagonalGaussian(zeros, zeros)
+        row = label if len(self.log_scale) > 1 else torch.zeros_like(label)
+        return DiagonalGaussian(zeros, 2.0 * self.log_scale[row])
+
+
+class ConditionalVAE(nn.Module):
+    """Blocks ``encoder`` q(z | x, y) and ``decoder`` p(x | z, y) = N(mean, variance I)."""
+
+    def __init__(self, encoder: Told, decoder: TellingDecoder, latent: int, variance: float) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.latent, self.variance = latent, variance
+
+    def encode(self, x: Tensor, label: Tensor) -> DiagonalGaussian:
+        """q(z | x, y)."""
+        return DiagonalGaussian.of(self.encoder(x, label))
+
+    def decode(self, z: Tensor, label: Tensor) -> Tensor:
+        """The mean of p(x | z, y)."""
+        mean: Tensor = self.decoder(z, label)
+        return mean
+
+    def prior(self, label: Tensor) -> DiagonalGaussian:
+        """p(z | y)."""
+        return self.decoder.prior(label, self.latent)
+
+
+class ConditionalGAN(nn.Module):
+    """Blocks ``generator`` (noise to vector) and ``discriminator`` (vector to the logit of being real), both told."""
+
+    def __init__(self, generator: Told, discriminator: Told) -> None:
+        super().__init__()
+        self.generator = generator
+        self.discriminator = discriminator
+
+    def generate(self, z: Tensor, label: Tensor) -> Tensor:
+        """One vector for each label."""
+        x: Tensor = self.generator(z, label)
+        return x
+
+    def judge(self, x: Tensor, label: Tensor) -> Tensor:
+        """Above 0 means real."""
+        logit: Tensor = self.discriminator(x, label)
+        return logit.squeeze(1)
+
+
+class ConditionalFlow(nn.Module):
+    """Block ``flow``: the velocity of a vector on its straight way from noise (time 0) to a record (time 1)."""
+
+    def __init__(self, flow: Told) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def velocity(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
+        """dx / dt."""
+        found: Tensor = self.flow(torch.cat([x, time], dim=-1), label)
+        return found
+
+
+class LinearHead(nn.Module):
+    """Block ``head``: the logit of every class."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """One row for each vector."""
+        found: Tensor = self.head(x)
+        return found

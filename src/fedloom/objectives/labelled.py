@@ -1,0 +1,153 @@
+"""What methods for labelled vectors minimise, one value per example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedloom.federation.records import Batch
+from fedloom.federation.rounds import RoundContext
+from fedloom.models.gaussian import kl_divergence
+from fedloom.models.labelled import ConditionalFlow, ConditionalGAN, ConditionalVAE, LinearHead
+from fedloom.objectives.base import Losses
+
+
+@dataclass(frozen=True)
+class ConditionalElbo:
+    """|x - mean|^2 / (2 variance) + kl_weight KL(q(z | x, y) || p(z | y)), summed over dimensions: DP-CVAE, equation 1.
+
+    ``reference_batch`` > 0 gives the authors' code instead: the squared error's mean over dimensions beside 0.1 times
+    the divergence's SUM over a batch of so many, which makes z carry nothing.
+    """
+
+    latent: int
+    kl_weight: float = 1.0
+    reference_batch: int = 0
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """One draw of z."""
+        return {"z": (self.latent,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002 - the bound needs nothing from the server
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The loss for each example, with the squared error and the divergence in nats."""
+        assert isinstance(model, ConditionalVAE)
+        posterior = model.encode(batch.x, batch.y)
+        squared = (batch.x - model.decode(posterior.sample(noise["z"]), batch.y)).square().sum(dim=1)
+        divergence = kl_divergence(posterior, model.prior(batch.y))
+        if self.reference_batch:
+            total = squared / batch.x.shape[1] + 0.1 * self.reference_batch * divergence
+        else:
+            total = squared / (2.0 * model.variance) + self.kl_weight * divergence
+        return Losses(total, {"squared-error": squared, "kl": divergence})
+
+
+def drawn_labels(noise: Tensor, classes: int) -> Tensor:
+    """Classes, all alike, from standard normal numbers: drawn by nobody's records."""
+    uniform: Tensor = torch.special.ndtr(noise)
+    return (uniform * classes).long().clamp(0, classes - 1)
+
+
+@dataclass(frozen=True)
+class ConditionalAdversarial:
+    """Binary cross-entropy of a discriminator that sees a record and a fake, or of the generator that makes the fake.
+
+    The fake's label is drawn anew, so that a record adds one term alone.
+    """
+
+    plays: Literal["discriminator", "generator"]
+    latent: int
+    classes: int
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """A latent and a label."""
+        return {"z": (self.latent,), "label": ()}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The loss for each example."""
+        assert isinstance(model, ConditionalGAN)
+        label = drawn_labels(noise["label"], self.classes)
+        fake = model.generate(noise["z"], label)
+        if self.plays == "generator":
+            return Losses(functional.softplus(-model.judge(fake, label)), {})
+        real = functional.softplus(-model.judge(batch.x, batch.y))
+        unmasked = functional.softplus(model.judge(fake.detach(), label))
+        return Losses(real + unmasked, {"real": real, "fake": unmasked})
+
+
+@dataclass(frozen=True)
+class FlowMatching:
+    """|v(x_t, t, y) - (x - e)|^2 at x_t = (1 - t) e + t x, for e ~ N(0, scale^2 I) and t uniform."""
+
+    width: int
+    scale: float
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """A place to start from, and a time."""
+        return {"e": (self.width,), "time": (1,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """The loss for each example, in squares of the scale."""
+        assert isinstance(model, ConditionalFlow)
+        time, start = torch.special.ndtr(noise["time"]), self.scale * noise["e"]
+        found = model.velocity((1.0 - time) * start + time * batch.x, time, batch.y)
+        return Losses((found - (batch.x - start)).square().sum(dim=1) / self.scale**2, {})
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """-log p(y | x) of a linear head; ``milestones`` are shares of the rounds after each of which it counts a tenth.
+
+    For plain gradient descent a tenth of the loss is a tenth of the learning rate.
+    """
+
+    milestones: tuple[float, ...] = ()
+    decay: float = 0.0  # half the squared weights, times this
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """None."""
+        return {}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],  # noqa: ARG002
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,
+    ) -> Losses:
+        """The loss for each example."""
+        assert isinstance(model, LinearHead)
+        loss = functional.cross_entropy(model.logits(batch.x), batch.y, reduction="none")
+        passed = sum(context.round > share * context.rounds for share in self.milestones)
+        squares = 0.5 * self.decay * model.head.weight.square().sum() if self.decay else 0.0
+        return Losses(0.1**passed * (loss + squares), {"cross-entropy": loss})
