@@ -21,10 +21,8 @@ from fedloom.engines.base import (
     settled,
     site_of,
 )
-from fedloom.engines.fused_batches import Schedule, numbers_per_step
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_merge import StackedMean
-from fedloom.engines.fused_poisson import PrivateSchedule, private_numbers_per_step
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
@@ -194,16 +192,14 @@ class FusedEngine:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(stack, size), max(map(trainer.steps, stack.silos)))
+                steps = min(self._window(program), max(map(trainer.steps, stack.silos)))
                 runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
-    def _window(self, stack: Stack, silos: int) -> int:
+    def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        trainer = self._trainer
-        numbers = private_numbers_per_step(trainer, stack) if trainer.privacy else numbers_per_step(trainer)
-        return max(1, WINDOW_NUMBERS[self._options.device.type] // (silos * numbers))
+        return max(1, WINDOW_NUMBERS[self._options.device.type] // (program.size * program.numbers_per_step))
 
     def _train_chunk(
         self,
@@ -217,13 +213,12 @@ class FusedEngine:
     ) -> list[Result]:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
-        schedule_of = PrivateSchedule if self._trainer.privacy else Schedule
-        schedule = schedule_of(self._trainer, stack, silos, context.round, step_limit)
+        schedule = program.schedule(silos, context.round, step_limit)
         program.begin(context, silos)
         runner.prepare(schedule.counts(), context.round)
         sites = [site_of(self._trainer.federation, silo) for silo in silos]
         program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
-        for window in schedule.windows(self._window(stack, program.size)):
+        for window in schedule.windows(self._window(program)):
             runner.run(window)
         program.settle(len(silos))
         results = self._results(program, silos, schedule.steps, state, context, trial=step_limit is not None)

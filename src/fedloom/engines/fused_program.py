@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedloom.engines.base import SiloState, received_by
-from fedloom.engines.fused_batches import buffers
+from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Stack, positions_by
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
@@ -58,6 +58,15 @@ class StackProgram:
     def begin(self, context: RoundContext, silos: Sequence[int]) -> None:  # noqa: ARG002 - of one kind here
         """A new round, and the silos of a chunk."""
         self._context = WatchedContext(context)
+
+    def schedule(self, silos: Sequence[int], round: int, limit: int | None) -> Stretches:
+        """What the silos of a chunk do in a round."""
+        return Schedule(self._trainer, self._stack, silos, round, limit)
+
+    @property
+    def numbers_per_step(self) -> int:
+        """How many numbers a window holds for each step of a silo."""
+        return numbers_per_step(self._trainer)
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """Room for the inputs of so many steps."""
