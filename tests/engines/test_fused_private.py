@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from engines.one_answer import (
 from fedloom.engines import fused, fused_poisson, fused_private, private_training
 from fedloom.engines.base import FederationState
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow
+from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow, rows_of_silos
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
@@ -111,7 +112,8 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
     settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
     trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
     (stack,) = stacks_of((trainer,), CPU)
-    windows = list(PrivateSchedule(stack, [stack.members[1]], 1).windows(100))
+    rows = rows_of_silos(trainer, stack.silos)
+    windows = list(PrivateSchedule(stack, rows, [stack.members[1]], 1).windows(100))
     assert {window.usual for window in windows} == {True, False}
     assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
     assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
@@ -130,8 +132,9 @@ def test_batches_are_those_that_were_accounted() -> None:
     method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
     trainer = replace(trainer, method=method)
     (stack,) = stacks_of((trainer,), CPU)
+    rows = rows_of_silos(trainer, stack.silos)
     found = []
-    for window in PrivateSchedule(stack, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
+    for window in PrivateSchedule(stack, rows, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
         for step in range(len(window)):
             found.append([drawn_records(window, step, silo) for silo in range(window.silos)])
     assert [len(each) for each in found] == [3, 3, 3, 3, 2, 2, 1, 1]
@@ -163,7 +166,12 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(program, "draw", lambda *_: None)
     elif fault == "bound":
         call = clipped.__call__
-        monkeypatch.setattr(clipped, "__call__", lambda self, w, b, r, bound: call(self, w, b, r, bound * 10))
+
+        def generous(self: fused_private.ClippedPhase, *arguments: Any) -> Any:
+            weights, batch, received, bound, share = arguments
+            return call(self, weights, batch, received, 10 * bound, share)
+
+        monkeypatch.setattr(clipped, "__call__", generous)
     else:
         load = program.load
 

@@ -17,12 +17,13 @@ from fedloom.methods.base import Setting, make_method
 from fedloom.privacy.per_example import (
     Form,
     Outer,
+    Rows,
     Watch,
     Whole,
     by_subject,
+    joint_norms,
     layers_suffice,
     require_separate_examples,
-    squared_norms,
     watched_gradients,
     whole_gradients,
 )
@@ -119,7 +120,7 @@ def micro_batches(model: nn.Module, names: list[str], losses: Losses, x: Tensor)
 def assert_same(forms: dict[str, Form], truth: dict[str, Tensor]) -> None:
     factors = torch.tensor([1.0, 0.0, 0.3, 2.0, 0.5, 1.0])
     norms = sum(rows.double().flatten(1).square().sum(1) for rows in truth.values())
-    torch.testing.assert_close(squared_norms(forms), norms.float(), rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(joint_norms(forms), norms.sqrt().float(), rtol=1e-5, atol=1e-6)
     for name, rows in truth.items():
         scale = float(rows.abs().max())
         expected = torch.einsum("b,b...->...", factors, rows)
@@ -175,14 +176,14 @@ def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str)
         inputs: list[Tensor], gradients: list[Tensor], factors: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         forms = watch.forms(inputs, gradients)
-        return squared_norms(forms), {name: form.weighted_sum(factors) for name, form in forms.items()}
+        return joint_norms(forms), {name: form.weighted_sum(factors) for name, form in forms.items()}
 
     norms, sums = vmap(norms_and_sums)([t.detach() for t in inputs], list(gradients), factors)
     for silo, each in enumerate(models):
         with Watch(each, names) as alone:
             own = losses(each, xs[silo])
         forms = watched_gradients(own, alone)
-        torch.testing.assert_close(norms[silo], squared_norms(forms), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(norms[silo], joint_norms(forms), rtol=1e-4, atol=1e-6)
         for parameter, form in forms.items():
             torch.testing.assert_close(sums[parameter][silo], form.weighted_sum(factors[silo]), rtol=1e-4, atol=1e-4)
 
@@ -194,8 +195,8 @@ def test_every_rule_can_be_batched_over_silos(name: str) -> None:
         values = losses(layer, x)
     (gradient,) = torch.autograd.grad(values.sum(), watch.calls[0].output)
     inputs, gradients = torch.stack((x, 2 * x)), torch.stack((gradient, -gradient))
-    norms = vmap(lambda x, gradient: squared_norms(watch.forms([x], [gradient])))(inputs, gradients)
-    alone = [squared_norms(watch.forms([i], [g])) for i, g in zip(inputs, gradients, strict=True)]
+    norms = vmap(lambda x, gradient: joint_norms(watch.forms([x], [gradient])))(inputs, gradients)
+    alone = [joint_norms(watch.forms([i], [g])) for i, g in zip(inputs, gradients, strict=True)]
     torch.testing.assert_close(norms, torch.stack(alone))
 
 
@@ -205,7 +206,7 @@ def test_cancelling_uses_of_a_layer_never_make_a_norm_too_small() -> None:
     with Watch(layer, ["weight"]) as watch:
         values = 1e3 * (layer(x) - layer(x * (1 + 1e-6))).sum(1)
     truth = micro_batches(layer, ["weight"], lambda _, x: 1e3 * (layer(x) - layer(x * (1 + 1e-6))).sum(1), x)
-    assert (squared_norms(watched_gradients(values, watch)) >= truth["weight"].flatten(1).square().sum(1)).all()
+    assert (joint_norms(watched_gradients(values, watch)) >= truth["weight"].flatten(1).norm(dim=1)).all()
 
 
 def test_layers_without_a_rule_are_left_to_the_exact_path() -> None:
@@ -239,7 +240,7 @@ def test_rows_must_belong_to_examples() -> None:
 def test_the_gradients_of_a_subject_are_summed_and_padding_is_nobodys() -> None:
     rows = torch.tensor([[1.0], [2.0], [4.0], [torch.nan]])
     subject, mask = torch.tensor([17, 3, 17, 17]), torch.tensor([1.0, 1.0, 1.0, 0.0])
-    factored = Outer(rows.unsqueeze(1), torch.ones(4, 1, 1), torch.Size((1,)))
+    factored = Outer(Rows(rows.unsqueeze(1)), Rows(torch.ones(4, 1, 1)), torch.Size((1,)))
     for form in (Whole(rows), factored):
         forms, counted = by_subject({"w": form}, subject, mask)
         assert isinstance(forms["w"], Whole)

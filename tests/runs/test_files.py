@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import RunFolderError
-from fedloom.runs.files import append_lines, read_lines, write_atomically, write_folder_atomically
+from fedloom.runs.files import (
+    append_lines,
+    folder_appearing,
+    read_lines,
+    write_atomically,
+    write_folder_atomically,
+)
 from support import names_in
 
 
@@ -54,6 +60,31 @@ def test_a_folder_appears_with_all_its_files_and_replaces_an_old_one(tmp_path: P
     write_folder_atomically(folder, {"a": b"3"})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a": b"3"}
     assert names_in(tmp_path / "deep") == ["folder"]
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("bad")], ids=repr)
+def test_nothing_is_left_of_a_folder_that_was_not_finished(trouble: BaseException, tmp_path: Path) -> None:
+    def half() -> None:
+        with folder_appearing(tmp_path / "new") as folder:
+            (folder / "file").write_bytes(b"half")
+            assert not (tmp_path / "new").exists()
+            raise trouble
+
+    with pytest.raises((RunFolderError, KeyboardInterrupt, ValueError)):
+        half()
+    assert names_in(tmp_path) == []
+
+
+def test_a_folder_that_came_in_between_is_not_replaced(tmp_path: Path) -> None:
+    def late() -> None:
+        with folder_appearing(tmp_path / "new") as folder:
+            (folder / "mine").write_bytes(b"1")
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "theirs").write_bytes(b"2")
+
+    with pytest.raises(RunFolderError, match=r"cannot write .*new"):
+        late()
+    assert (names_in(tmp_path), names_in(tmp_path / "new")) == (["new"], ["theirs"])
 
 
 def test_lines_are_appended_and_a_line_cut_short_is_dropped(tmp_path: Path) -> None:

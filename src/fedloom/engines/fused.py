@@ -16,9 +16,7 @@ import torch
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
-from fedloom.engines.fused_batches import Schedule, numbers_per_step
 from fedloom.engines.fused_layers import rewritten
-from fedloom.engines.fused_poisson import PrivateSchedule, private_numbers_per_step
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_results import Place, RunRound, Trained
@@ -186,16 +184,14 @@ class FusedEngine:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(stack, size), max(member.steps for member in stack.members))
+                steps = min(self._window(program), max(member.steps for member in stack.members))
                 runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
-    def _window(self, stack: Stack, silos: int) -> int:
+    def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        private = stack.trainer.privacy
-        numbers = private_numbers_per_step(stack) if private else numbers_per_step(stack.kind)
-        return max(1, WINDOW_NUMBERS[self.options.device.type] // (silos * numbers))
+        return max(1, WINDOW_NUMBERS[self.options.device.type] // (program.size * program.numbers_per_step))
 
     def _train_chunk(
         self,
@@ -208,12 +204,11 @@ class FusedEngine:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
         context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
-        schedule_of = PrivateSchedule if stack.trainer.privacy else Schedule
-        schedule = schedule_of(stack, members, context.round, step_limit)
+        schedule = program.schedule(members, context.round, step_limit)
         program.begin(context, members)
         runner.prepare(schedule.counts(), context.round)
         program.load(members, [runs[member.run].job.state for member in members])
-        for window in schedule.windows(self._window(stack, program.size)):
+        for window in schedule.windows(self._window(program)):
             runner.run(window)
         program.settle(len(members))
         places: dict[int, list[Place]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,7 +49,7 @@ class Window:
         return self.index[number], self.mask[number], noise
 
 
-class Stretches:
+class Stretches(ABC):
     """Which silos of a chunk are at work in which steps; they come in descending order of their number of steps."""
 
     def __init__(self, steps: list[int]) -> None:
@@ -64,6 +65,10 @@ class Stretches:
         for first, last in itertools.pairwise(sorted({0, *self.steps})):
             for start in range(first, last, longest):
                 yield start, min(start + longest, last), self._active(last)
+
+    @abstractmethod
+    def windows(self, longest: int) -> Iterator[Any]:
+        """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
 
     def _active(self, step: int) -> int:
         return sum(steps >= step for steps in self.steps)

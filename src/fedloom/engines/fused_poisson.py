@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +67,15 @@ class _Drawn:
 class PrivateSchedule(Stretches):
     """What the silos of a chunk do in a round; silos come in descending order of their number of steps."""
 
-    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        rows: Mapping[int, int],
+        members: Sequence[Member],
+        round: int,
+        limit: int | None = None,
+    ) -> None:
+        """``rows`` of a pass of each silo of the stack."""
         super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
         trainer, silos = stack.trainer, [member.index for member in members]
         plans = [trainer.privacy[silo] for silo in silos]
@@ -81,8 +88,8 @@ class PrivateSchedule(Stretches):
         self._units = torch.tensor([plan.units for plan in plans], device=device)
         self._longest = max(plan.units for plan in plans)
         self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)
-        self._rows = rows_of_silos(trainer, silos)
-        self._width = max(rows_of_silos(trainer, stack.silos))  # the same in all chunks
+        self._rows = [rows[silo] for silo in silos]
+        self._width = max(rows.values())  # the same in all chunks
         found = zip(members, plans, strict=True)
         self._subjects = [unit_numbers(member.silo, plan.settings.unit) for member, plan in found]
 
@@ -190,37 +197,35 @@ def _picked(noise: Tensor, rank: Tensor) -> Tensor:
     return torch.gather(flat, 2, rows).reshape(*rank.shape, *noise.shape[3:])
 
 
-def rows_of_silos(trainer: Trainer, silos: Sequence[int]) -> list[int]:
+def rows_of_silos(trainer: Trainer, silos: Sequence[int]) -> dict[int, int]:
     """How many rows one pass of each silo has."""
-    owners = [(trainer.federation.silos[silo], trainer.privacy[silo]) for silo in silos]
-    return [capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate) for silo, plan in owners]
+    found = {}
+    for number in silos:
+        silo, plan = trainer.federation.silos[number], trainer.privacy[number]
+        found[number] = capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate)
+    return found
 
 
-def private_buffers(stack: Stack, steps: int, silos: int) -> PhaseInputs:
+def private_buffers(trainer: Trainer, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
     """Room for a usual window."""
-    trainer = stack.trainer
-    width, device = max(rows_of_silos(trainer, stack.silos)), stack.records.x.device
-    return tuple((_buffers(trainer, phase, (steps, silos), width, device),) for phase in trainer.method.phases)
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(steps, silos, *shape, dtype=dtype, device=device)
+
+    def of_phase(phase: Phase) -> Tensors:
+        width = rows if phase.touches_records else trainer.config.local.batch_size
+        noise = {NOISE + name: buffer(width, *shape) for name, shape in phase.objective.noise.items()}
+        batch = {"index": buffer(width, dtype=torch.int64), "mask": buffer(width)}
+        return {**batch, **noise} if phase.touches_records else noise
+
+    return tuple((of_phase(phase),) for phase in trainer.method.phases)
 
 
-def _buffers(trainer: Trainer, phase: Phase, leading: tuple[int, int], width: int, device: Any) -> Tensors:
-    """In the order of a window's tensors: they are filled one after the other."""
-    rows = width if phase.touches_records else trainer.config.local.batch_size
-    tensors: Tensors = {}
-    if phase.touches_records:
-        tensors["index"] = torch.zeros(*leading, rows, dtype=torch.int64, device=device)
-        tensors["mask"] = torch.zeros(*leading, rows, device=device)
-    return tensors | {
-        NOISE + n: torch.zeros(*leading, rows, *shape, device=device) for n, shape in phase.objective.noise.items()
-    }
-
-
-def private_numbers_per_step(stack: Stack) -> int:
+def private_numbers_per_step(trainer: Trainer, silos: Sequence[int], rows: int) -> int:
     """How many numbers a window holds for each step of a silo, and the drawing of it beside them."""
-    trainer = stack.trainer
-    width, units = max(rows_of_silos(trainer, stack.silos)), max(trainer.privacy[silo].units for silo in stack.silos)
+    units = max(trainer.privacy[silo].units for silo in silos)
     total = 0
     for phase in trainer.method.phases:
         noise = sum(math.prod(shape) for shape in phase.objective.noise.values())
-        total += width * (noise + 5) + 8 * units if phase.touches_records else trainer.config.local.batch_size * noise
+        total += rows * (noise + 5) + 8 * units if phase.touches_records else trainer.config.local.batch_size * noise
     return total

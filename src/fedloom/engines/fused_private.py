@@ -14,8 +14,14 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from fedloom.engines.base import FederationState, SiloState
-from fedloom.engines.fused_batches import gathered
-from fedloom.engines.fused_poisson import NOISE, private_buffers, rows_of_silos
+from fedloom.engines.fused_batches import Stretches, gathered
+from fedloom.engines.fused_poisson import (
+    NOISE,
+    PrivateSchedule,
+    private_buffers,
+    private_numbers_per_step,
+    rows_of_silos,
+)
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, batched_losses, matrix_precision, quickened, tapped_losses
@@ -86,9 +92,9 @@ class ClippedPhase:
         self._clipped = quickened(clip) if compiled else clip
 
     def __call__(
-        self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor
-    ) -> tuple[ClippedSum, Tensor, Tensor]:
-        """The clipped sums of one pass, the sum of each term (terms, silos), and for which silos no bound holds."""
+        self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, share: Tensor
+    ) -> tuple[ClippedSum, Tensor, Tensor | None]:
+        """The clipped sums of one pass times ``share``, sums of the terms (terms, silos), and where no bound holds."""
         mask, columns = batch["mask"], gathered(self._stack, batch["index"], batch["mask"])
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
@@ -97,23 +103,25 @@ class ClippedPhase:
             silos, rows = mask.shape
             taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
             losses, terms, inputs = self._tapped_losses({**weights, **leaves}, columns, own, received, taps)
-            plain = self._plain(losses, mask, leaves)
+            plain = self._plain(losses, mask, leaves, share)
             gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
             parts: Any = (inputs, list(gradients))
-            boundless = torch.zeros(len(mask), dtype=torch.bool, device=mask.device)
+            boundless = None
         else:
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained}
             losses, terms = self._losses({**weights, **leaves}, columns, own, received)
-            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open})
+            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open}, share)
             parts = self._written_out(losses, {name: leaves[name] for name in self._private})
             boundless = torch.stack([rows.isnan().flatten(1).any(dim=1) for rows in parts.values()]).any(dim=0)
         with matrix_precision("float32"):
-            sums, below, bounds = self._clipped(parts, mask, bound, subject)
+            sums, below, bounds = self._clipped(parts, mask, bound, share, subject)
         unreached = {n: torch.zeros_like(weights[n]) for n in self._private if n not in sums}
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return ClippedSum({**sums, **unreached, **plain}, below, bounds), (values * mask).sum(dim=-1), boundless
 
-    def _clip(self, parts: Any, mask: Tensor, bound: Tensor, subject: Tensors) -> tuple[Tensors, Tensor, Tensor]:
+    def _clip(
+        self, parts: Any, mask: Tensor, bound: Tensor, share: Tensor, subject: Tensors
+    ) -> tuple[Tensors, Tensor, Tensor]:
         """One silo's; ``parts`` are the inputs and gradients of the calls, or the examples' gradients by parameter."""
         forms: dict[str, Form]
         if self._probe.quick:
@@ -121,15 +129,16 @@ class ClippedPhase:
             forms = {name: reached[name] for name in self._private if name in reached}
         else:
             forms = {name: Whole(rows) for name, rows in parts.items()}
-        total = self._mechanism.clip(forms, mask, bound, subject.get("subject"))
+        total = self._mechanism.clip(forms, mask, bound, subject.get("subject"), share)
         return dict(total.gradients), total.below, total.bound
 
     @staticmethod
-    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors) -> Tensors:
+    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors, share: Tensor) -> Tensors:
         if not leaves:
             return {}
+        shares = mask * share.unsqueeze(1)
         found = torch.autograd.grad(
-            (losses * mask).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+            (losses * shares).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
         )
         return dict(zip(leaves, found, strict=True))
 
@@ -165,7 +174,8 @@ class PrivateProgram(StackProgram):
         self._silos: Sequence[int] = ()
         self._round = self._steps_taken = 0
         context = lambda: cast("RoundContext", self._context)  # noqa: E731
-        rows = max(rows_of_silos(stack.trainer, stack.silos))
+        self._rows = rows_of_silos(stack.trainer, stack.silos)
+        rows = max(self._rows.values())
         self._clipped = {
             number: ClippedPhase(
                 stack,
@@ -198,7 +208,8 @@ class PrivateProgram(StackProgram):
             self._flat[number] = padded[:, :numbers]
             self._noise[number] = divided(self._flat[number], shapes)
         self._bounds = {n: mechanism.clipping.start().to(self._device).repeat(size) for n in self._clipped}
-        self._scales = torch.ones(3, size, device=self._device)  # of gradients and counts, and the expected batch
+        # Of the noise on gradients and on counts, and of each example: all divided by the expected batch.
+        self._scales = torch.ones(3, size, device=self._device)
         self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
         self._generator = torch.Generator(self._device)
@@ -211,22 +222,32 @@ class PrivateProgram(StackProgram):
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Also each silo's clip bounds, scales and public rows."""
         super().load(members, states)
-        trainer, rows = self._trainer, self._public_group.shape[1]
-        for position, (member, state) in enumerate(zip(members, states, strict=True)):
-            kept = state.silos.get(member.index, SiloState()).tensors
-            mechanism = trainer.privacy[member.index].mechanism(self._round)
-            scale = mechanism.scale
-            self._scales[:, position] = torch.tensor([scale.gradient, scale.count, scale.expected])
-            self._public_group[position] = public_batch(member.silo, rows).group
-            for number, bounds in self._bounds.items():
-                bounds[position] = kept.get(BOUND + self._phases[number].name, mechanism.clipping.start())
+        trainer, rows, silos = self._trainer, self._public_group.shape[1], len(members)
+        mechanisms = [trainer.privacy[silo].mechanism(self._round) for silo in self._silos]
+        shares = [(m.gradient_noise / m.expected, m.count_noise / m.expected, 1 / m.expected) for m in mechanisms]
+        self._scales[:, :silos] = torch.tensor(shares).t()
+        batches = [public_batch(member.silo, rows) for member in members]
+        self._public_group[:silos] = torch.stack([batch.group for batch in batches])
+        kept = [state.silos.get(silo, SiloState()) for silo, state in zip(self._silos, states, strict=True)]
+        for number, bounds in self._bounds.items():
+            name, start = BOUND + self._phases[number].name, self._mechanism.clipping.start()
+            bounds[:silos] = torch.stack([state.tensors.get(name, start) for state in kept])
         self._boundless.zero_()
         # Of the silos that train together: theirs is drawn in one go.
         self._generator = StreamNoise(trainer.streams).generator(f"{self._round}/{tuple(self._silos)}", self._device)
 
+    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
+        """Poisson batches."""
+        return PrivateSchedule(self._stack, self._rows, members, round, limit)
+
+    @property
+    def numbers_per_step(self) -> int:
+        """That of Poisson batches, with what it takes to draw them."""
+        return private_numbers_per_step(self._trainer, self._stack.silos, max(self._rows.values()))
+
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """For each phase its only pass."""
-        return private_buffers(self._stack, steps, self.size)
+        return private_buffers(self._trainer, steps, self.size, max(self._rows.values()), self._device)
 
     def draw(self, silos: int) -> None:
         """The noise of a step: by the device's generator, or on the host silo by silo as the plain loop draws it."""
@@ -258,24 +279,26 @@ class PrivateProgram(StackProgram):
         self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int
     ) -> tuple[list[Tensor], Tensor]:
         bound = self._bounds[number][:silos]
-        found = [self._clipped[number](weights, each, received, bound) for each in passes]
+        scales = self._scales[:, :silos]
+        found = [self._clipped[number](weights, each, received, bound, scales[2]) for each in passes]
         total = total_of([sums for sums, _, _ in found])
         secret = {name: tensor[:silos] for name, tensor in self._noise[number].items()}
         gradients, following = self._released(
-            dict(total.gradients), total.below, total.bound, secret, self._scales[:, :silos].t()
+            dict(total.gradients), total.below, total.bound, secret, scales[0], scales[1]
         )
         bound.copy_(following)
         for _, _, boundless in found:
-            self._boundless[:silos] |= boundless
+            if boundless is not None:
+                self._boundless[:silos] |= boundless
         rows = torch.stack([each["mask"].sum(dim=1) for each in passes]).sum(dim=0)
         means = torch.stack([terms for _, terms, _ in found]).sum(dim=0) / rows.clamp_min(1.0)
         return [gradients[name] for name in self._trained[number]], means
 
     def _release(
-        self, gradients: Tensors, below: Tensor, bound: Tensor, secret: Tensors, scale: Tensor
+        self, gradients: Tensors, below: Tensor, bound: Tensor, secret: Tensors, width: Tensor, count: Tensor
     ) -> tuple[Tensors, Tensor]:
-        """One silo's."""
-        return self._mechanism.release(ClippedSum(gradients, below, bound), secret, Scale(*scale.unbind()))
+        """One silo's; sums and scales are divided by the expected batch already."""
+        return self._mechanism.release(ClippedSum(gradients, below, bound), secret, Scale(width, count, None))
 
     def _open_step(
         self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int

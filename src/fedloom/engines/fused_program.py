@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedloom.engines.base import FederationState, SiloState, received_by
-from fedloom.engines.fused_batches import buffers
+from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
@@ -58,6 +58,15 @@ class StackProgram:
     def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
         """A new round, and the members of a chunk."""
         self._context = WatchedContext(context)
+
+    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
+        """What the members of a chunk do in a round."""
+        return Schedule(self._stack, members, round, limit)
+
+    @property
+    def numbers_per_step(self) -> int:
+        """How many numbers a window holds for each step of a silo."""
+        return numbers_per_step(self._stack.kind)
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """Room for the inputs of so many steps."""

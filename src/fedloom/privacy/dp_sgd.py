@@ -18,7 +18,7 @@ from fedloom.errors import ConfigError
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import Clipping, Fixed, clip_factors
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Form, Watch, by_subject, squared_norms, watched_gradients, whole_gradients
+from fedloom.privacy.per_example import Form, Watch, by_subject, joint_norms, watched_gradients, whole_gradients
 from fedloom.privacy.trust import Local, Trust
 
 
@@ -41,7 +41,9 @@ class Scale:
 
     gradient: float | Tensor  # standard deviation of the noise on the sum of gradients, in clip bounds
     count: float | Tensor  # standard deviation of the noise on the count of norms within the bound
-    expected: float | Tensor  # the public expected number of records (or subjects) in a batch
+    expected: (
+        float | Tensor | None
+    )  # the public expected number of records (or subjects) in a batch, if still to divide by
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,29 @@ class DPSGD:
         gradients = {**unreached, **total.gradients, **plain}
         return ClippedSum({name: gradients[name] for name in parameters}, total.below, total.bound)
 
-    def clip(self, forms: Mapping[str, Form], mask: Tensor, bound: Tensor, subject: Tensor | None = None) -> ClippedSum:
-        """The sum of clipped gradients over real rows; a pure function of tensors."""
+    def clip(
+        self,
+        forms: Mapping[str, Form],
+        mask: Tensor,
+        bound: Tensor,
+        subject: Tensor | None = None,
+        share: Tensor | None = None,
+    ) -> ClippedSum:
+        """The sum of clipped gradients over real rows; a pure function of tensors.
+
+        With a ``share`` all is multiplied by it, as the division by the expected batch costs nothing here.
+        """
         if self.unit == "subject":
             if subject is None:
                 raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
             forms, mask = by_subject(forms, subject, mask)
-        norms = squared_norms(forms).sqrt()
+        norms = joint_norms(forms)
         bound = self.clipping.bound(bound, norms, mask)
         factors = clip_factors(norms, bound, mask)
-        below = ((norms <= bound).to(mask.dtype) - 0.5) * mask
-        return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below.sum(), bound)
+        below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum()
+        if share is not None:
+            factors, below = factors * share, below * share
+        return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below, bound)
 
     def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:
         """Standard normal noise for each private parameter, and under the empty name for the count."""
@@ -158,17 +172,16 @@ class DPSGD:
         ``scale`` stands in for the mechanism's own, where the silos of one batched program differ in nothing else.
         """
         scale = scale or self.scale
-        gradients = {}
+        width = (scale.gradient * total.bound).to(noise[""].dtype)  # all is added up in the noise's own precision
+        gradients, below = {}, total.below + scale.count * noise[""]
         for name, gradient in total.gradients.items():
-            if name in noise:  # in the noise's own precision
-                dtype = noise[name].dtype
-                width = (scale.gradient * total.bound).to(dtype)
-                noisy = torch.addcmul(gradient.to(dtype), noise[name], width).div_(scale.expected)
-                gradients[name] = noisy.to(gradient.dtype)
-            else:
-                gradients[name] = gradient / scale.expected
-        below = (total.below + scale.count * noise[""]) / scale.expected + 0.5
-        return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
+            found = torch.addcmul(gradient.to(width.dtype), noise[name], width) if name in noise else gradient
+            if scale.expected is not None:
+                found = found / scale.expected
+            gradients[name] = found.to(gradient.dtype)
+        if scale.expected is not None:
+            below = below / scale.expected
+        return gradients, self.clipping.following(total.bound, (below + 0.5).to(total.bound.dtype))
 
 
 def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -26,20 +27,51 @@ NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one reco
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """One factor of the gradients of examples, which several parameters may share; what was computed of it is kept."""
+
+    values: Tensor  # (examples, places, width)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(examples,)."""
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=(1, 2))
+        return norms
+
+    @cached_property
+    def finite(self) -> Tensor:
+        """Without what is not finite: a gradient of factor 0 must not come back as 0 * inf."""
+        return torch.nan_to_num(self.values, nan=0.0, posinf=0.0, neginf=0.0)
+
+    @cached_property
+    def _scaled(self) -> dict[int, Tensor]:
+        return {}
+
+    def scaled(self, factors: Tensor) -> Tensor:
+        """Each example times its factor; those of factor 0 do not count, whatever they are."""
+        if id(factors) not in self._scaled:
+            self._scaled[id(factors)] = torch.nan_to_num(factors[:, None, None] * self.values, nan=0.0)
+        return self._scaled[id(factors)]
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(torch.cat((self.values, other.values), 1))
+
+
+@dataclass(frozen=True, eq=False)
 class Whole:
     """The gradient of each example, written out."""
 
     gradient: Tensor  # (examples, *shape)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """(examples,)."""
         norms: Tensor = torch.linalg.vector_norm(self.gradient.flatten(1), dim=1)
-        return norms.square()
+        return norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
-        rows = _only(factors, self.gradient)
-        return (factors @ rows.flatten(1)).reshape(rows.shape[1:])
+        rows = torch.nan_to_num(self.gradient.flatten(1), nan=0.0, posinf=0.0, neginf=0.0)
+        return (factors @ rows).reshape(self.gradient.shape[1:])
 
     def written_out(self) -> Whole:
         """Itself."""
@@ -54,70 +86,89 @@ class Whole:
 class Outer:
     """The gradient of example b is the sum of the outer products of left[b, i] and right[b, i] over i."""
 
-    left: Tensor  # (examples, places, p)
-    right: Tensor  # (examples, places, q)
+    left: Rows  # (examples, places, p)
+    right: Rows  # (examples, places, q)
     shape: torch.Size  # of the parameter, p * q numbers
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """(examples,), the cheapest of three ways."""
-        places, p, q = self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
+        left, right = self.left.values, self.right.values
+        places, p, q = left.shape[-2], left.shape[-1], right.shape[-1]
         if places == 1:
-            left, right = (torch.linalg.vector_norm(each, dim=(1, 2)) for each in (self.left, self.right))
-            norms: Tensor = left * right
-            return norms.square()
+            return self.left.norms * self.right.norms
         if places * (p + q) > p * q:
-            return self.written_out().squared_norms()
-        left, right = self.left @ self.left.mT, self.right @ self.right.mT
-        size = (self.left.square().sum(dim=2) * self.right.square().sum(dim=2)).sqrt().sum(dim=1)
-        return (left * right).sum(dim=(1, 2)).clamp_min(0.0) + ROUNDING * size.square()
+            return self.written_out().norms()
+        squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
+        size = (left.square().sum(dim=2) * right.square().sum(dim=2)).sqrt().sum(dim=1)
+        return (squares + ROUNDING * size.square()).sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
-        left = factors[:, None, None] * _only(factors, self.left)
-        return (left.flatten(0, 1).mT @ _only(factors, self.right).flatten(0, 1)).reshape(self.shape)
+        left, right = self.left.scaled(factors), self.right.finite
+        return (left.flatten(0, 1).mT @ right.flatten(0, 1)).reshape(self.shape)
 
     def written_out(self) -> Whole:
         """The same gradients, as large as they are."""
-        products = torch.einsum("bip,biq->bpq", self.left, self.right)
+        products = torch.einsum("bip,biq->bpq", self.left.values, self.right.values)
         return Whole(products.reshape(-1, *self.shape))
 
     def __add__(self, other: Form) -> Outer:
         assert isinstance(other, Outer), "a parameter has one form"
-        return Outer(torch.cat((self.left, other.left), 1), torch.cat((self.right, other.right), 1), self.shape)
+        return Outer(self.left + other.left, self.right + other.right, self.shape)
 
 
-Form = Whole | Outer
+@dataclass(frozen=True, eq=False)
+class Total:
+    """The gradient of example b is the sum of left[b, i] over i: that of a bias beside an :class:`Outer`."""
+
+    left: Rows  # (examples, places, p)
+
+    def norms(self) -> Tensor:
+        """(examples,)."""
+        return self.left.norms if self.left.values.shape[-2] == 1 else self.written_out().norms()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        return self.left.scaled(factors).sum(dim=(0, 1))
+
+    def written_out(self) -> Whole:
+        """The same gradients."""
+        return Whole(self.left.values.sum(dim=1))
+
+    def __add__(self, other: Form) -> Total:
+        assert isinstance(other, Total), "a parameter has one form"
+        return Total(self.left + other.left)
 
 
-def _only(factors: Tensor, rows: Tensor) -> Tensor:
-    """Zeros where the factor is 0: a gradient that is not finite must not come back as 0 * inf."""
-    return torch.where((factors > 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+Form = Whole | Outer | Total
 
 
-def squared_norms(forms: Mapping[str, Form]) -> Tensor:
-    """Of each example's gradient, over all parameters jointly."""
-    return torch.stack([form.squared_norms() for form in forms.values()]).sum(dim=0)
+def joint_norms(forms: Mapping[str, Form]) -> Tensor:
+    """Of each example's gradient, over all parameters together."""
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([form.norms() for form in forms.values()]), dim=0)
+    return norms
+
+
+def _outer(left: Tensor, right: Tensor, shape: torch.Size, bias: Tensor | None = None) -> dict[str, Form]:
+    """A layer whose weight has the outer products of two factors; its bias has the sums of ``bias``, else of left."""
+    rows = Rows(left)
+    return {"weight": Outer(rows, Rows(right), shape), "bias": Total(rows if bias is None else Rows(bias))}
 
 
 def _linear(layer: nn.Linear, x: Tensor, gradient: Tensor) -> dict[str, Form]:
     left, right = gradient.reshape(len(x), -1, layer.out_features), x.reshape(len(x), -1, layer.in_features)
-    bias = left.squeeze(1) if left.shape[1] == 1 else left.sum(dim=1)
-    return {"weight": Outer(left, right, layer.weight.shape), "bias": Whole(bias)}
+    return _outer(left, right, layer.weight.shape)
 
 
 def _conv(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
-    patches = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    left = gradient.flatten(2)
     # A stride may leave a remainder at the border that no patch covers; both count the same places.
-    return {"weight": Outer(left.mT, patches.mT, layer.weight.shape), "bias": Whole(left.sum(dim=2))}
+    patches = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+    return _outer(gradient.flatten(2).mT, patches.mT, layer.weight.shape)
 
 
 def _transposed_conv(layer: nn.ConvTranspose2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
     patches = functional.unfold(gradient, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-    return {
-        "weight": Outer(x.flatten(2).mT, patches.mT, layer.weight.shape),
-        "bias": Whole(gradient.flatten(2).sum(dim=2)),
-    }
+    return _outer(x.flatten(2).mT, patches.mT, layer.weight.shape, bias=gradient.flatten(2).mT)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, gradient: Tensor) -> dict[str, Form]:
@@ -279,7 +330,8 @@ def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tupl
     first = own.to(torch.int32).argmax(dim=1)
     summed: dict[str, Form] = {}
     for name, form in forms.items():
-        rows = _only(mask, form.written_out().gradient)
+        gradient = form.written_out().gradient
+        rows = torch.where(real.reshape(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)  # padding is nobody's
         summed[name] = Whole(torch.zeros_like(rows).index_add(0, first, rows))
     return summed, mask * (first == torch.arange(len(subject), device=subject.device))
 

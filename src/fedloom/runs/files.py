@@ -27,8 +27,9 @@ def explained(path: Path) -> Iterator[None]:
         raise RunFolderError(f"cannot write {path}: {why}") from error
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Put a file, or the list of a folder's files, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -45,7 +46,7 @@ def write_atomically(path: Path, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_folder(path.parent)
+            _sync(path.parent)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
@@ -54,28 +55,37 @@ def write_atomically(path: Path, data: bytes) -> None:
 NO_LINKS: Mapping[str, Path] = {}
 
 
-def write_folder_atomically(folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS) -> None:
-    """A whole folder appears at once; ``links`` are files on disk already, which it shares rather than copies."""
+@contextlib.contextmanager
+def folder_appearing(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """A folder to write into that gets its name at the end, when all is on disk; after any failure there is none.
+
+    One that lies there already is in the way, unless the new one ``replaces`` it.
+    """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with explained(folder):
         try:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            for name, data in files.items():
-                with (temporary / name).open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            for name, path in links.items():
-                _share(path, temporary / name)
-            _sync_folder(temporary)
-            if folder.exists():
+            yield temporary
+            for path in temporary.rglob("*"):
+                _sync(path)
+            _sync(temporary)
+            if replaces and folder.exists():
                 shutil.rmtree(folder)
-            temporary.replace(folder)
-            _sync_folder(folder.parent)
-        except OSError:
+            temporary.rename(folder)
+            _sync(folder.parent)
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def write_folder_atomically(folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS) -> None:
+    """A whole folder appears at once; ``links`` are files on disk already, which it shares rather than copies."""
+    with folder_appearing(folder, replaces=True) as temporary:
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
+        for name, path in links.items():
+            _share(path, temporary / name)
 
 
 def _share(path: Path, target: Path) -> None:
@@ -84,8 +94,6 @@ def _share(path: Path, target: Path) -> None:
         target.hardlink_to(path)
     except OSError:
         shutil.copyfile(path, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
