@@ -1,7 +1,9 @@
 """Local training: microseconds per silo-step of the fused engine against a plain PyTorch loop and the memory floor.
 
 python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv]
-        [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes]
+        [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes] [--runs 1 4]
+
+With --runs 4, four runs of so many silos each are packed into one program.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 from common import keep, prepared, seconds_of, show
-from fedloom.engines.base import site_of
+from fedloom.engines.base import Job, site_of
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import batch_of
@@ -57,19 +59,18 @@ def floor_microseconds(model: nn.Module, device: torch.device) -> float:
     return sum(p.numel() for p in model.parameters()) * BYTES_PER_PARAMETER / bandwidth * 1e6
 
 
-def fused_microseconds(model: str, silos: int, options: FusedOptions, rounds: int) -> tuple[float, float]:
+def fused_microseconds(model: str, silos: int, runs: int, options: FusedOptions, rounds: int) -> tuple[float, float]:
     """Per silo-step of whole rounds (loading, training, merging), and the seconds until the first round was done."""
-    _, trainer, state = prepared(model, silos, RECORDS)
-    engine = FusedEngine(trainer, options)
+    members = [prepared(model, silos, RECORDS, f"seed={seed}")[1:] for seed in range(runs)]
+    (trainer, state), others = members[0], [trainer for trainer, _ in members[1:]]
+    engine = FusedEngine(trainer, options, packed=others)
     context = RoundContext(1, 2, tuple(range(silos)))
-    steps = -(-RECORDS // BATCH)
-    limit = None if options.device.type == "cuda" else 4
-    first = seconds_of(lambda: list(engine.train(state, context, step_limit=limit)))
-    if limit is None:
-        best = min(seconds_of(lambda: engine.round(state, context, lambda _: None)) for _ in range(rounds))
-    else:
-        best = min(seconds_of(lambda: list(engine.train(state, context, step_limit=limit))) for _ in range(rounds))
-        steps = limit
+    jobs = {run: Job(start, context, lambda _: None) for run, (_, start) in enumerate(members)}
+    steps, work = -(-RECORDS // BATCH) * runs, lambda: engine.rounds(jobs)
+    if options.device.type == "cpu":  # a few steps of one run are enough
+        steps, work = 4, lambda: engine.train(state, context, step_limit=4)
+    first = seconds_of(work)
+    best = min(seconds_of(work) for _ in range(rounds))
     engine.close()
     return best / (steps * silos) * 1e6, first
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--silos", type=int, nargs="+", default=[1, 10, 20, 25, 50, 100])
     parser.add_argument("--models", nargs="+", default=["mlp", "conv"])
+    parser.add_argument("--runs", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precisions", nargs="+", default=["float32"])
     parser.add_argument("--convolutions", nargs="+", default=["matrix", "grouped"])
@@ -100,7 +102,7 @@ def main() -> None:
         floor = floor_microseconds(trainer.method.build(site_of(trainer.federation, 0)), device)
         print(f"{model}: plain loop {loop:.0f} us, memory floor {floor:.1f} us", flush=True)
         for options in variants(model, device, arguments):
-            for silos in arguments.silos:
+            for silos, runs in itertools.product(arguments.silos, arguments.runs):
                 row: dict[str, Any] = {
                     "model": model,
                     "precision": options.precision,
@@ -109,9 +111,10 @@ def main() -> None:
                     else "-",
                     "compiled": options.compiled,
                     "silos": silos,
+                    "runs": runs,
                 }
                 try:
-                    found, first = fused_microseconds(model, silos, options, arguments.rounds)
+                    found, first = fused_microseconds(model, silos, runs, options, arguments.rounds)
                 except Exception as error:  # a variant that fails must not end the others
                     print(f"{row}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                     continue

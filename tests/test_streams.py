@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from fedloom.streams import Streams, philox
+from fedloom.streams import PackedStreams, Streams, philox, streams_of
 
 words32 = st.integers(0, 2**32 - 1)
 
@@ -75,6 +75,20 @@ def test_tensors_of_silos_and_steps_give_what_scalars_give_one_by_one(draw: str)
     assert together.shape[:2] == (3, 2)
     for (i, silo), (j, step) in itertools.product(enumerate(silos.tolist()), enumerate(steps.tolist())):
         assert torch.equal(together[i, j], drawn(silo, step))
+
+
+def test_silos_of_several_experiments_draw_what_each_draws_alone() -> None:
+    seeds, silos, steps = (5, 2, 5), torch.tensor([3, 0, 9]), torch.tensor([1, 4])
+    packed = streams_of(seeds)
+    assert isinstance(packed, PackedStreams)
+    orders = packed.permutation("batches", 13, silo=silos.unsqueeze(1), round=8, step=steps)
+    noise = packed.normal("noise", 5, 7, silo=silos, round=8, step=steps.unsqueeze(1))
+    for i, (seed, silo) in enumerate(zip(seeds, silos.tolist(), strict=True)):
+        alone = streams_of((seed, seed))
+        assert alone == Streams(seed)
+        for j, step in enumerate(steps.tolist()):
+            assert torch.equal(orders[i, j], alone.permutation("batches", 13, silo=silo, round=8, step=step))
+            assert torch.equal(noise[j, i], alone.normal("noise", 5, 7, silo=silo, round=8, step=step))
 
 
 def test_numbers_depend_on_every_part_of_the_key() -> None:

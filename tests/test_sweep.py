@@ -5,25 +5,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from fedloom import sweep
 from fedloom.config import preset_names
-from fedloom.errors import ConfigError
-from fedloom.experiment import Observer
+from fedloom.engines.fused_support import UnsupportedError
+from fedloom.errors import ConfigError, FedloomWarning
+from fedloom.experiment import Experiment, Observer
+from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
-from fedloom.sweep import Outcome, Trial, read_sweep, run_sweep
-from support import assert_same_run, names_in, tiny_config
+from fedloom.sweep import Federations, Outcome, Trial, pack_of, packs_of, read_sweep, run_sweep
+from support import assert_same_run, grids, logged, names_in, tiny_config
 
 Written = Callable[[str], Path]
 
 
 @contextmanager
-def unobserved(number: int, trial: Trial) -> Iterator[Observer]:
+def unobserved(packed: Sequence[Trial]) -> Iterator[Observer]:
     yield Observer()
 
 
@@ -177,7 +181,7 @@ def test_a_sweep_goes_on_after_a_diverged_and_a_failed_run_and_records_both(
             started.append(experiment.config.rounds)
 
     @contextmanager
-    def observe(number: int, trial: Trial) -> Iterator[Observer]:
+    def observe(packed: Sequence[Trial]) -> Iterator[Observer]:
         yield Started()
 
     again = run_sweep(trials, tmp_path / "out", observe)
@@ -217,3 +221,132 @@ def test_a_killed_sweep_goes_on_where_it_stopped(written: Written, tmp_path: Pat
     assert names_in(out) == [*(trial.name for trial in trials), "sweep.json"]
     for trial in trials:
         assert_same_run(out / trial.name, tmp_path / "whole" / trial.name)
+
+
+PACKABLE = """
+    [grid]
+    seed = [1, 2]
+    engine.name = ["fused"]
+    evaluation.every = [2]
+    rounds = [3]
+    participation.rate = [0.7]
+    [[variant]]
+    name = "fedvae"
+    [[variant]]
+    name = "random"
+    overrides.method = { name = "fissionvae", prior = "random" }
+"""
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    checkpoint = load_checkpoint(path)
+    return checkpoint.server | {f"{s}/{n}": t for s, kept in checkpoint.silos.items() for n, t in kept.items()}
+
+
+def assert_nearly_same_run(one: Path, other: Path) -> None:
+    """What left is the same; numbers are, up to rounding."""
+    ours, theirs = logged(one), logged(other)
+    assert ours["egress"] == theirs["egress"]
+    for row, wanted in zip(ours["metrics"], theirs["metrics"], strict=True):
+        assert row.pop("participants") == wanted.pop("participants")
+        assert row == pytest.approx(wanted, rel=1e-3)
+    assert grids(one).keys() == grids(other).keys()
+    for name, tensor in tensors_of(other).items():
+        torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_packed_trials_end_as_they_end_alone_and_as_if_never_stopped(written: Written, tmp_path: Path) -> None:
+    trials = read_sweep(written(PACKABLE))
+    run_sweep(trials, tmp_path / "alone", unobserved, pack=1)
+    seen: list[list[str]] = []
+
+    @contextmanager
+    def observe(packed: Sequence[Trial]) -> Iterator[Observer]:
+        seen.append([trial.name for trial in packed])
+        yield Observer()
+
+    outcomes = run_sweep(trials, tmp_path / "packed", observe, pack=3)
+    assert seen == [["fedvae-seed-1", "fedvae-seed-2", "random-seed-1"], ["random-seed-2"]]
+    assert {outcome.state for outcome in outcomes.values()} == {"finished"}
+    assert "3 runs packed" in RunFolder.open(tmp_path / "packed" / "fedvae-seed-2").environment["engine"]
+    for trial in trials:
+        assert_nearly_same_run(tmp_path / "packed" / trial.name, tmp_path / "alone" / trial.name)
+
+    class Stopping(Observer):
+        """Stops in the second round after the first run of the pack is on disk, so that the others are behind."""
+
+        def round_done(self, report, metrics, seconds):
+            if report.context.round == 2:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def stop(packed: Sequence[Trial]) -> Iterator[Observer]:
+        yield Stopping()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(trials, tmp_path / "stopped", stop, pack=3)
+    assert [RunFolder.open(tmp_path / "stopped" / name).rounds_done for name in seen[0]] == [2, 1, 1]
+    run_sweep(trials, tmp_path / "stopped", unobserved, pack=3)
+    for trial in trials:
+        assert_nearly_same_run(tmp_path / "stopped" / trial.name, tmp_path / "alone" / trial.name)
+
+
+def test_a_trial_that_fails_leaves_its_pack(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = Experiment._evaluate
+
+    def evaluate_or_break(experiment, *arguments):
+        return 1 / 0 if experiment.config.seed == 2 else evaluate(experiment, *arguments)
+
+    monkeypatch.setattr(Experiment, "_evaluate", evaluate_or_break)
+    trials = read_sweep(written("[grid]\nseed = [1, 2, 3]\nengine.name = ['fused']"))
+    with pytest.warns(FedloomWarning, match="seed-2 left its pack: division by zero"):
+        outcomes = run_sweep(trials, tmp_path / "out", unobserved, pack=3)
+    assert [outcome.state for outcome in outcomes.values()] == ["finished", "failed", "finished"]
+    assert "evaluate_or_break" in outcomes["seed-2"].trace
+
+
+def test_a_pack_that_cannot_be_made_is_run_one_by_one(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_):
+        raise UnsupportedError("no")
+
+    monkeypatch.setattr(sweep, "make_pack", refuse)
+    trials = read_sweep(written("[grid]\nseed = [1, 2]\nengine.name = ['fused']\nrounds = [1]"))
+    with pytest.warns(FedloomWarning, match="the pack of seed-1, seed-2 broke up: no"):
+        outcomes = run_sweep(trials, tmp_path / "out", unobserved, pack=2)
+    assert [outcome.state for outcome in outcomes.values()] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pack", "sizes"),
+    [
+        ("engine.name = ['fused']", 2, [2, 1]),
+        ("engine.name = ['fused']", "auto", [1, 1, 1]),  # no GPU
+        ("engine.name = ['auto']", 3, [1, 1, 1]),
+        ("engine.name = ['fused']\n'privacy.mechanism' = ['dp-sgd']\n'privacy.epsilon' = [5.0]", 3, [1, 1, 1]),
+    ],
+)
+def test_what_is_packed(written: Written, tmp_path: Path, text: str, pack: sweep.Pack, sizes: list[int]) -> None:
+    trials = read_sweep(written(f"[grid]\nseed = [1, 2, 3]\n{text}"))
+    assert [len(packed) for packed in packs_of(trials, tmp_path, pack, Federations())] == sizes
+
+
+def test_on_a_gpu_runs_are_packed_until_silos_fill_the_program(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sweep, "CUDA_CHUNK", 9)  # two runs of four silos
+    trials = read_sweep(written("[grid]\nseed = [1, 2, 3]\nengine.name = ['auto']"))
+    assert [len(packed) for packed in packs_of(trials, tmp_path, "auto", Federations())] == [2, 1]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("auto", "auto"), ("off", 1), ("4", 4)])
+def test_how_packing_is_asked_for(text: str, wanted: sweep.Pack) -> None:
+    assert pack_of(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["on", "1", "-2", "2.5"])
+def test_packing_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--pack = '{text}' must be auto, off or a number of at least 2"):
+        pack_of(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +14,17 @@ import torch
 from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
-from fedloom.engines.base import Engine, FederationState, Result, RoundReport, SiloState, initial_state, participants_of
+from fedloom.engines.base import (
+    Engine,
+    FederationState,
+    Job,
+    Outcome,
+    Result,
+    RoundReport,
+    SiloState,
+    initial_state,
+    participants_of,
+)
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
@@ -37,6 +48,9 @@ from fedloom.sharing.update import DivergedError
 from fedloom.streams import Streams
 
 GRID = 64  # images in a sample grid
+Rounds = typing.Generator[
+    Job, tuple[FederationState, RoundReport, float], None
+]  # asked for; given, with seconds of training
 OF_RECORDS = {"likelihood", "probe", "memorisation"}  # metrics that look at the records of silos
 
 
@@ -96,16 +110,24 @@ class Experiment:
 
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
+        return self.begin(out, observer).alone(engine)
+
+    def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
+        """Go on from the newest checkpoint, exactly as if nothing had happened."""
+        return self.take_up(folder, observer).alone(engine)
+
+    def begin(self, out: Path | str, observer: Observer | None = None) -> Life:
+        """A run before its first round, in a new folder."""
         check_trackers(self.config)
         evaluator = self._evaluator()  # complains before the folder exists
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config)
-        return self._live(folder, state, evaluator, observer or Observer(), engine)
+        return Life(self, folder, state, evaluator, observer or Observer())
 
-    def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
-        """Go on from the newest checkpoint, exactly as if nothing had happened."""
+    def take_up(self, folder: RunFolder, observer: Observer | None = None) -> Life:
+        """A run as its newest checkpoint left it."""
         evaluator = self._evaluator()
         state = initial_state(self.method, self.federation, self.config)
         if folder.rounds_done:
@@ -113,7 +135,7 @@ class Experiment:
             self._check_same_experiment(folder, checkpoint)
             state = restored(checkpoint, self.federation)
         folder.rewind(state.round)
-        return self._live(folder, state, evaluator, observer or Observer(), engine)
+        return Life(self, folder, state, evaluator, observer or Observer())
 
     def _evaluator(self) -> Evaluator:
         """What measures the run, on the device that trains it.
@@ -126,23 +148,15 @@ class Experiment:
             settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
         return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
 
-    def _live(
-        self,
-        folder: RunFolder,
-        state: FederationState,
-        evaluator: Evaluator,
-        observer: Observer,
-        engine: Engine | None,
-    ) -> Run:
-        """The rounds."""
-        run = Run(folder)
-        if folder.status["state"] != "unfinished":
-            return run
+    def rounds(
+        self, folder: RunFolder, state: FederationState, evaluator: Evaluator, engine: Engine, observer: Observer
+    ) -> Rounds:
+        """All that happens around the engine's part of each round."""
         folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
-        engine = self._engine(folder, state, engine)
         charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
         overflow = Overflow(folder.overflow, int(self.config.engine.state_memory * 1e6))
+        folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         try:
             for kept in state.silos.values():
                 overflow.admit(kept)
@@ -152,7 +166,9 @@ class Experiment:
                 context = self._context(state.round + 1)
                 if charging is not None:
                     context = charging.admitted(state, context)
-                state, report = engine.round(state, context, partial(_silo_done, overflow, observer, context))
+                before = time.perf_counter() - start
+                state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
+                start = time.perf_counter() - before - training  # other runs' work in between is not counted
                 row, egress = self._row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
                 if charging is not None:
@@ -164,7 +180,7 @@ class Experiment:
                     tracker.record(state.round, row | metrics)
                 if reason := ailment(folder.metrics(), self.config.rounds):
                     folder.end("diverged", state.round, reason)
-                    return run
+                    return
                 if state.round % self.config.engine.checkpoint_every == 0 or state.round == self.config.rounds:
                     keep = self.config.engine.keep_checkpoints
                     save_checkpoint(folder.path, self._checkpoint(state, context.participants), keep)
@@ -176,13 +192,11 @@ class Experiment:
             hint = f"all up to the last checkpoint is kept: 'fedloom resume {folder.path}' goes on from it"
             raise RunFolderError(f"{error}; {hint}") from error
         finally:
-            engine.close()
             overflow.close()
             if charging is not None:
                 charging.close()
             for tracker in trackers:
                 tracker.close()
-        return run
 
     def _context(self, number: int) -> RoundContext:
         """Who takes part in a round."""
@@ -193,12 +207,6 @@ class Experiment:
         context = report.context
         row = {"round": context.round, "seconds": 0.0, "participants": context.participants, "steps": report.steps}
         return row | {f"train/{name}": value for name, value in report.terms.items()}
-
-    def _engine(self, folder: RunFolder, state: FederationState, given: Engine | None) -> Engine:
-        """The engine; a resumed run makes the choices it was started with, because others may change the last bit."""
-        engine = given or make_engine(self.trainer, state, folder.environment.get("engine_choice", {}))
-        folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
-        return engine
 
     def _evaluate(
         self,
@@ -244,6 +252,86 @@ class Experiment:
             raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
         if checkpoint.facts.get("federation") != self.federation.digest:
             raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
+
+
+@dataclass(frozen=True)
+class Life:
+    """A run from where it stands to its end."""
+
+    experiment: Experiment
+    folder: RunFolder
+    state: FederationState
+    evaluator: Evaluator
+    observer: Observer
+
+    def alone(self, given: Engine | None = None) -> Run:
+        """Live with an engine of its own: the one given, or the one that the configuration asks for."""
+        if self.folder.status["state"] == "unfinished":
+            engine = given or make_engine(self.experiment.trainer, self.state, self.earlier_choice)
+            try:
+                failures = live_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
+            finally:
+                engine.close()
+            if failures:
+                raise failures[0]
+        return Run(self.folder)
+
+    @property
+    def earlier_choice(self) -> dict[str, Any]:
+        """What the engine chose before the run was stopped: other choices may change the last bit."""
+        choice: dict[str, Any] = self.folder.environment.get("engine_choice", {})
+        return choice
+
+    def rounds(self, engine: Engine) -> Rounds:
+        """Asks for one round after the other, and is told what came of it."""
+        return self.experiment.rounds(self.folder, self.state, self.evaluator, engine, self.observer)
+
+
+def live_together(
+    lives: Sequence[Life], engine: Engine, carry_out: Callable[[Mapping[int, Job]], Mapping[int, Outcome]]
+) -> dict[int, Exception]:
+    """Live through the rounds of runs that share an engine; returns what went wrong, and in which of them.
+
+    Those furthest behind go first, so that runs that were stopped in different rounds soon go on together.
+    """
+    failures: dict[int, Exception] = {}
+    everyone = [life.rounds(engine) for life in lives]
+
+    def asked(run: int, outcome: Outcome | None, seconds: float = 0.0) -> dict[int, Job]:
+        try:
+            if outcome is None:
+                return {run: next(everyone[run])}
+            if isinstance(outcome, Exception):
+                return {run: everyone[run].throw(outcome)}
+            return {run: everyone[run].send((*outcome, seconds))}
+        except StopIteration:
+            return {}
+        except Exception as error:
+            failures[run] = error
+            return {}
+
+    try:
+        jobs = {run: job for number in range(len(lives)) for run, job in asked(number, None).items()}
+        while jobs:
+            behind = min(job.context.round for job in jobs.values())
+            due = {run: job for run, job in jobs.items() if job.context.round == behind}
+            start = time.perf_counter()
+            outcomes = carry_out(due)
+            seconds = (time.perf_counter() - start) / len(due)
+            for run in due:
+                del jobs[run]
+                jobs |= asked(run, outcomes[run], seconds)
+    finally:
+        for rounds in everyone:
+            rounds.close()
+    return failures
+
+
+def _attempted(engine: Engine, job: Job) -> Outcome:
+    try:
+        return engine.round(job.state, job.context, job.on_silo)
+    except Exception as error:
+        return error
 
 
 def _silo_done(overflow: Overflow, observer: Observer, context: RoundContext, result: Result) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,10 @@ _MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+Key = tuple[int, int] | tuple[Tensor, Tensor]
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
     """Ten rounds of Philox-4x32 on int64 tensors that hold 32-bit words; returns four words per counter."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -37,16 +42,12 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-@dataclass(frozen=True)
-class Streams:
-    """The random numbers of one experiment; ``seed`` is all there is to remember."""
+class Draws(ABC):
+    """Everything that can be drawn, whosever key it is drawn with."""
 
-    seed: int
-
-    def key(self, purpose: str) -> tuple[int, int]:
-        """The Philox key of a purpose: 64 bits of SHA-256 over seed and name."""
-        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
-        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+    @abstractmethod
+    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:
+        """The Philox key of a purpose, for each entry of a counter's silos or for all."""
 
     def words(
         self,
@@ -63,7 +64,7 @@ class Streams:
         step_word = torch.as_tensor(step, dtype=torch.int64, device=device).unsqueeze(-1)
         silo_word = torch.as_tensor(silo, dtype=torch.int64, device=device).unsqueeze(-1)
         round_word = torch.as_tensor(round, dtype=torch.int64, device=device)
-        return philox((index, step_word, round_word, silo_word), self.key(purpose))
+        return philox((index, step_word, round_word, silo_word), self._key_of(purpose, silo_word))
 
     def uniform(
         self,
@@ -129,7 +130,39 @@ class Streams:
         rank = torch.where(torch.arange(count, device=device) < last, rank, 1 << 62)
         return torch.argsort(rank, dim=-1, stable=True)
 
+
+@dataclass(frozen=True)
+class Streams(Draws):
+    """The random numbers of one experiment; ``seed`` is all there is to remember."""
+
+    seed: int
+
+    def key(self, purpose: str) -> tuple[int, int]:
+        """The Philox key of a purpose: 64 bits of SHA-256 over seed and name."""
+        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:  # noqa: ARG002 - all silos have the same
+        return self.key(purpose)
+
     def torch_seed(self, purpose: str, *, silo: int = 0) -> int:
         """A seed for code that insists on torch's own generator, such as the initialisation of a module."""
         high, low, _, _ = self.words(purpose, 1, silo=silo)
         return int(((high >> 1) << 31 | (low >> 1)).item())
+
+
+@dataclass(frozen=True)
+class PackedStreams(Draws):
+    """The random numbers of several experiments at once: each entry of ``silo`` has a seed of its own."""
+
+    seeds: tuple[int, ...]
+
+    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:
+        keys = {seed: Streams(seed).key(purpose) for seed in self.seeds}
+        words = torch.tensor([keys[seed] for seed in self.seeds], device=silo_word.device)
+        return words[:, 0].reshape(silo_word.shape), words[:, 1].reshape(silo_word.shape)
+
+
+def streams_of(seeds: Sequence[int]) -> Draws:
+    """The random numbers of silos that belong to these seeds; a key that all share costs least."""
+    return Streams(seeds[0]) if len(set(seeds)) == 1 else PackedStreams(tuple(seeds))

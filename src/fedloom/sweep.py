@@ -11,26 +11,39 @@ overrides.method.prior = "wave"
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import tomllib
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.config import Config, load_config
-from fedloom.errors import ConfigError, FedloomError, RunFolderError, unknown
-from fedloom.experiment import Observer, file_name, resume, train
+from fedloom.engines.calibration import silos_per_round
+from fedloom.engines.choice import device_of, make_pack
+from fedloom.engines.fused import CUDA_CHUNK
+from fedloom.engines.fused_stack import kinds_of, together
+from fedloom.engines.training import Trainer
+from fedloom.errors import ConfigError, FedloomError, FedloomWarning, RunFolderError, unknown
+from fedloom.experiment import Experiment, Life, Observer, file_name, live_together, resume, train
+from fedloom.federation.building import build_federation
 from fedloom.runs.files import digest, explained, write_atomically
 from fedloom.runs.folder import RunFolder
+from fedloom.streams import Streams
 
 KEYS = {"base", "grid", "variant"}
 VARIANT_KEYS = {"name", "overrides"}
+MOST_PACKED = 16  # runs: each keeps its data and its evaluation on the host
+KEPT_FEDERATIONS = 8
 Flat = dict[str, Any]  # dotted key -> value
+Pack = Literal["auto"] | int  # how many runs train in one program at most; 1: each alone
 
 
 @dataclass(frozen=True)
@@ -73,21 +86,107 @@ def read_sweep(path: Path) -> list[Trial]:
     return _distinct(combinations)
 
 
+def pack_of(text: str) -> Pack:
+    """``auto``, ``off`` or a number, as a person says it."""
+    if text in ("auto", "off"):
+        return "auto" if text == "auto" else 1
+    if not text.isdecimal() or int(text) < 2:
+        raise ConfigError(f"--pack = '{text}' must be auto, off or a number of at least 2")
+    return int(text)
+
+
 def run_sweep(
     trials: Sequence[Trial],
     out: Path,
-    observe: Callable[[int, Trial], AbstractContextManager[Observer]],
+    observe: Callable[[Sequence[Trial]], AbstractContextManager[Observer]],
+    pack: Pack = "auto",
 ) -> dict[str, Outcome]:
     """Run or resume every trial that has not ended; a trial that fails is recorded, and the sweep goes on."""
     with explained(out):
         out.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, Outcome] = {}
-    for number, trial in enumerate(trials, start=1):
-        with observe(number, trial) as observer:
-            outcomes[trial.name] = _outcome(trial, out / trial.name, observer)
-        record = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    federations = Federations()
+    for packed in packs_of(trials, out, pack, federations):
+        with observe(packed) as observer:
+            if len(packed) > 1:
+                _train_together(packed, out, observer, federations)
+            # What ended in a pack is only read here; what it left unfinished goes on alone.
+            for trial in packed:
+                outcomes[trial.name] = _outcome(trial, out / trial.name, observer)
+        record = {trial.name: asdict(outcomes[trial.name]) for trial in trials if trial.name in outcomes}
         write_atomically(out / "sweep.json", json.dumps({"trials": record}, indent=2).encode())
-    return outcomes
+    return {trial.name: outcomes[trial.name] for trial in trials}
+
+
+def packs_of(trials: Sequence[Trial], out: Path, pack: Pack, federations: Federations) -> list[list[Trial]]:
+    """Which trials train in one program: those whose silos are of the same kinds; the others one by one."""
+    keyed = []
+    for trial in trials:
+        size = 1
+        alike: object = trial.name  # like no other
+        # What is wrong with a trial is said when its turn comes.
+        with contextlib.suppress(FedloomError):
+            if _packable(trial.config, pack) and not _over(trial, out / trial.name):
+                trainer = federations.experiment(trial.config).trainer
+                size = pack_limit(trainer, pack)
+                alike = trial.config.engine, [kind for kind, _ in kinds_of(trainer)]
+        keyed.append(((size, alike), trial))
+    packs = [same[i : i + size] for (size, _), same in together(keyed) for i in range(0, len(same), size)]
+    return sorted(packs, key=lambda found: trials.index(found[0]))
+
+
+def _packable(config: Config, pack: Pack) -> bool:
+    """Whether packing is wanted, and the engine will be the fused one without privacy.
+
+    By itself a sweep packs only on a GPU: on a CPU a larger stack falls out of the cache.
+    """
+    if pack == 1 or config.privacy.mechanism != "none":
+        return False
+    on_gpu = device_of(config.engine).type == "cuda"
+    return (config.engine.name == "fused" and (on_gpu or pack != "auto")) or (config.engine.name == "auto" and on_gpu)
+
+
+def pack_limit(trainer: Trainer, pack: Pack) -> int:
+    """How many runs like this one go together: by itself as many as fill the program with silos."""
+    return pack if pack != "auto" else max(1, min(CUDA_CHUNK // silos_per_round(trainer), MOST_PACKED))
+
+
+class Federations:
+    """The data of the latest trials: runs of one source and seed share them."""
+
+    def __init__(self) -> None:
+        self._built = functools.lru_cache(maxsize=KEPT_FEDERATIONS)(build_federation)
+
+    def experiment(self, config: Config) -> Experiment:
+        """A trial's experiment."""
+        data = replace(config.data, layout="federated")  # pooled by the experiment where the layout is centralised
+        return Experiment.of(config, self._built(data, Streams(config.seed)))
+
+
+def _train_together(trials: Sequence[Trial], out: Path, observer: Observer, federations: Federations) -> None:
+    """Train in one program as far as that goes; a trial that cannot go on leaves the others running."""
+    lives: dict[str, Life] = {}
+    for trial in trials:
+        # What is wrong with a trial is said when it is tried alone.
+        with contextlib.suppress(FedloomError):
+            folder, experiment = out / trial.name, federations.experiment(trial.config)
+            begun = _begun(trial, folder)
+            lives[trial.name] = experiment.take_up(begun, observer) if begun else experiment.begin(folder, observer)
+    if len(lives) < 2:
+        return
+    names, runs = list(lives), list(lives.values())
+    try:
+        trainers = [life.experiment.trainer for life in runs]
+        engine = make_pack(trainers, [life.state for life in runs], runs[0].earlier_choice)
+        try:
+            failures = live_together(runs, engine, engine.rounds)
+        finally:
+            engine.close()
+    except Exception as error:
+        warnings.warn(f"the pack of {', '.join(names)} broke up: {error}", FedloomWarning, stacklevel=3)
+        return
+    for run, failure in failures.items():
+        warnings.warn(f"{names[run]} left its pack: {failure}", FedloomWarning, stacklevel=3)
 
 
 def _outcome(trial: Trial, folder: Path, observer: Observer) -> Outcome:
@@ -102,12 +201,25 @@ def _outcome(trial: Trial, folder: Path, observer: Observer) -> Outcome:
 
 def _ended(trial: Trial, folder: Path, observer: Observer) -> dict[str, Any]:
     """The status of a trial's run once it has ended: it may have before, or has to be resumed or begun."""
-    if not (folder / "run.toml").is_file():
+    begun = _begun(trial, folder)
+    if begun is None:
         return train(trial.config, folder, observer=observer).folder.status
+    return resume(folder, observer=observer).folder.status if begun.status["state"] == "unfinished" else begun.status
+
+
+def _begun(trial: Trial, folder: Path) -> RunFolder | None:
+    """A trial's run folder, if it has one."""
+    if not (folder / "run.toml").is_file():
+        return None
     begun = RunFolder.open(folder)
     if begun.config.digest() != trial.config.digest():
         raise RunFolderError(f"{folder} holds a run with other settings; choose another --out")
-    return resume(folder, observer=observer).folder.status if begun.status["state"] == "unfinished" else begun.status
+    return begun
+
+
+def _over(trial: Trial, folder: Path) -> bool:
+    begun = _begun(trial, folder)
+    return begun is not None and begun.status["state"] != "unfinished"
 
 
 def _trial(source: str | Path, variant: str, overrides: Flat, point: Flat, varied: Sequence[str]) -> Trial:

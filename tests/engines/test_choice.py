@@ -13,7 +13,7 @@ from fedloom.engines.choice import make_engine
 from fedloom.engines.fused import FusedEngine
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
-from fedloom.experiment import Experiment, resume, train
+from fedloom.experiment import Life, resume, train
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 
@@ -137,7 +137,7 @@ def test_a_run_is_measured_where_it_is_trained(
     present: bool, overrides: tuple[str, ...], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    monkeypatch.setattr(Experiment, "_live", lambda _, __, ___, evaluator, *____: evaluator)
+    monkeypatch.setattr(Life, "alone", lambda life, _: life.evaluator)
     begun = train(config_of(*overrides), tmp_path / "run", UNEQUAL)
     resumed = resume(tmp_path / "run", UNEQUAL)
     assert (begun.device.type, resumed.device.type) == (device, device)

@@ -223,7 +223,7 @@ def test_running_out_of_memory_halves_the_chunk_and_says_so(monkeypatch: pytest.
     make, room = fused.StackProgram, 2
 
     def cramped(*arguments: object) -> object:
-        if arguments[2] > room:
+        if arguments[1] > room:
             raise torch.OutOfMemoryError
         return make(*arguments)
 

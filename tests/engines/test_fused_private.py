@@ -111,8 +111,9 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
     size = {"record": 8, "subject": 3}[unit]
     settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
     trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
-    (stack,) = stacks_of(trainer, CPU)
-    windows = list(PrivateSchedule(trainer, stack, rows_of_silos(trainer, stack.silos), [1], 1).windows(100))
+    (stack,) = stacks_of((trainer,), CPU)
+    rows = rows_of_silos(trainer, stack.silos)
+    windows = list(PrivateSchedule(stack, rows, [stack.members[1]], 1).windows(100))
     assert {window.usual for window in windows} == {True, False}
     assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
     assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
@@ -130,10 +131,10 @@ def test_batches_are_those_that_were_accounted() -> None:
     (phase,) = trainer.method.phases
     method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
     trainer = replace(trainer, method=method)
-    (stack,) = stacks_of(trainer, CPU)
+    (stack,) = stacks_of((trainer,), CPU)
     rows = rows_of_silos(trainer, stack.silos)
     found = []
-    for window in PrivateSchedule(trainer, stack, rows, [1, 2, 0], 3).windows(3):
+    for window in PrivateSchedule(stack, rows, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
         for step in range(len(window)):
             found.append([drawn_records(window, step, silo) for silo in range(window.silos)])
     assert [len(each) for each in found] == [3, 3, 3, 3, 2, 2, 1, 1]
@@ -141,7 +142,7 @@ def test_batches_are_those_that_were_accounted() -> None:
         for silo, records in zip([1, 2, 0], batches, strict=False):
             plan = trainer.privacy[silo]
             chosen = poisson_sample(StreamNoise(trainer.streams), plan.units, plan.rate, Moment(silo, 3, 2 * step))
-            assert records == [stack.offsets[silo] + record for record in chosen.tolist()]
+            assert records == [stack.offsets[trainer.federation.silos[silo]] + record for record in chosen.tolist()]
 
 
 def test_chunks_and_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,13 @@ BAR_WIDTH = 20
 
 
 class RoundProgress(Observer):
-    """Round, silos done, speed, time left and loss terms; a line is kept for every round with metrics."""
+    """Round, silos done, speed, time left and loss terms; a line is kept for every round with metrics.
 
-    def __init__(self, console: Console) -> None:
+    Of several ``runs`` in one program it shows the silos of all, and keeps no lines: they would not say whose they are.
+    """
+
+    def __init__(self, console: Console, runs: int = 1) -> None:
+        self._runs = runs
         # Refreshed by events alone: a refreshing thread would take time from training and blur kept lines.
         self._live = Live(Text("preparing", style="dim"), console=console, transient=True, auto_refresh=False)
         self._rounds = self._rounds_done = self._rounds_before = 0
@@ -59,13 +63,13 @@ class RoundProgress(Observer):
         seconds = time.perf_counter() - self._round_start
         self._speed = f"{self._steps / seconds:.0f} steps/s"
         silos_done = 1 + int(self._silos.partition("/")[0] or 0)
-        self._silos = f"{silos_done}/{len(context.participants)}"
+        self._silos = f"{silos_done}/{len(context.participants)}" if self._runs == 1 else str(silos_done)
         self._refresh()
 
     def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:  # noqa: ARG002
         """Move on to the next round."""
         self._rounds_done, self._terms = report.context.round, report.terms
-        if metrics:
+        if metrics and self._runs == 1:
             self._keep(f"round {self._rounds_done}  {_by_metric(metrics)}")
         self._steps, self._silos, self._round_start = 0, "", time.perf_counter()
         self._refresh()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,9 @@ def sweep(
         typer.Argument(metavar="FILE.toml", help="A base, a grid, variants (docs/evaluation.md).", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="The folder of all runs; one that exists is gone on with.")],
+    pack: Annotated[
+        str, typer.Option(help="Runs of equal shape in one program of the fused engine: auto, off or a number.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Run every combination of a grid, each into a folder of its own, and compare them; goes on where it stopped."""
@@ -34,19 +37,21 @@ def sweep(
     with console.status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.runs.folder import RunFolder
-        from fedloom.sweep import read_sweep, run_sweep
+        from fedloom.sweep import pack_of, read_sweep, run_sweep
 
-        trials = read_sweep(file)
+        trials, together = read_sweep(file), pack_of(pack)
 
     @contextmanager
-    def observe(number: int, trial: Trial) -> Iterator[RoundProgress]:
+    def observe(packed: Sequence[Trial]) -> Iterator[RoundProgress]:
         if console.is_terminal:
-            console.print(f"[{number}/{len(trials)}] {trial.name}", markup=False, style="bold")
-        with RoundProgress(console) as progress:
+            numbers = ", ".join(str(1 + trials.index(trial)) for trial in packed)
+            names = ", ".join(trial.name for trial in packed)
+            console.print(f"[{numbers}/{len(trials)}] {names}", markup=False, style="bold")
+        with RoundProgress(console, runs=len(packed)) as progress:
             yield progress
 
     try:
-        outcomes = run_sweep(trials, out, observe)
+        outcomes = run_sweep(trials, out, observe, together)
     except KeyboardInterrupt as error:
         typer.echo(f"stopped; `fedloom sweep {file} --out {out}` goes on", err=True)
         raise typer.Exit(INTERRUPTED) from error

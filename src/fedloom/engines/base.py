@@ -82,6 +82,18 @@ class RoundReport:
     steps: int
 
 
+@dataclass(frozen=True)
+class Job:
+    """One round of one run, to be carried out by an engine."""
+
+    state: FederationState
+    context: RoundContext
+    on_silo: Callable[[Result], None]  # hears of each silo as it finishes
+
+
+Outcome = tuple[FederationState, RoundReport] | Exception
+
+
 class Engine(Protocol):
     """Carries out rounds; what is learned does not depend on which engine does it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,12 +48,27 @@ def make_engine(trainer: Trainer, state: FederationState, earlier: Mapping[str, 
     if name == "reference" and earlier.get("threads") and not wanted.threads:
         config = replace(trainer.config, engine=replace(wanted, threads=earlier["threads"]))
         trainer = replace(trainer, config=config)
-    if name == "fused" and earlier.get("name") == "fused" and earlier["device"] == device.type:
-        options = FusedOptions(
-            device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"]
-        )
+    options = _earlier_options(wanted, device, earlier)
+    if name == "fused" and options is not None:
         return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, options))
     return ENGINES[name](trainer, state, device)
+
+
+def make_pack(
+    trainers: Sequence[Trainer], states: Sequence[FederationState], earlier: Mapping[str, Any] = UNKNOWN
+) -> FusedEngine:
+    """One fused engine for several runs, batched as is best for the first of them; ``earlier`` is its old choice."""
+    first, device = trainers[0], device_of(trainers[0].config.engine)
+    options = _earlier_options(first.config.engine, device, earlier)
+    if options is None:
+        options = fastest_fused(first, states[0], device)[0].options
+    return FusedEngine(first, options, packed=trainers[1:])
+
+
+def _earlier_options(wanted: EngineConfig, device: torch.device, earlier: Mapping[str, Any]) -> FusedOptions | None:
+    if earlier.get("name") != "fused" or earlier["device"] != device.type:
+        return None
+    return FusedOptions(device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"])
 
 
 def device_of(wanted: EngineConfig) -> torch.device:
@@ -117,7 +132,7 @@ def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable
 def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedEngine, float]:
     """The fastest way to batch the silos, and its seconds per silo-step."""
     precision = trainer.config.engine.precision
-    stacks = stacks_of(trainer, device)  # the records are brought to the device once for all that are tried
+    stacks = stacks_of((trainer,), device)  # the records are brought to the device once for all that are tried
     if device.type == "cpu":
         chunks = [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
         candidates = [FusedEngine(trainer, FusedOptions(device, precision, chunk), stacks) for chunk in chunks]

@@ -1,32 +1,27 @@
-"""The fused engine: all silos of a round in one batched program; what is learned equals the reference engine's."""
+"""The fused engine: all silos of a round in one batched program; what is learned equals the reference engine's.
+
+Several runs may share an engine: silos that compute the same function train in one stack, whichever run they are of.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedloom.engines.base import (
-    FederationState,
-    Result,
-    RoundReport,
-    SiloState,
-    Taught,
-    conclude,
-    settled,
-    site_of,
-)
+from fedloom.config import Config
+from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
 from fedloom.engines.fused_layers import rewritten
-from fedloom.engines.fused_merge import StackedMean
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_results import Place, RunRound, Trained
 from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
-from fedloom.engines.fused_stack import Stack, stacks_of
+from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
 from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
@@ -34,9 +29,8 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Mean, ServerState
+from fedloom.methods.base import ServerState
 from fedloom.methods.distil import Lesson
-from fedloom.sharing.update import Update, check_update, pass_egress
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
@@ -57,44 +51,58 @@ class FusedOptions:
 class FusedEngine:
     """Stacks of silos, chunk after chunk."""
 
-    def __init__(self, trainer: Trainer, options: FusedOptions, stacks: Sequence[Stack] | None = None) -> None:
-        """``stacks`` that another engine has as well spare their records a second way to the device."""
-        if trainer.config.privacy.pretraining:
-            raise UnsupportedError("privacy.pretraining is not built into the fused engine")
-        if not trainer.method.phases:
-            raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
-        self._trainer, self._options = trainer, options
+    def __init__(
+        self,
+        trainer: Trainer,
+        options: FusedOptions,
+        stacks: Sequence[Stack] | None = None,
+        packed: Sequence[Trainer] = (),
+    ) -> None:
+        """``stacks`` that another engine has as well spare their records a second way to the device.
+
+        ``packed`` are the trainers of further runs.
+        """
+        self._trainers, self.options = (trainer, *packed), options
+        for trainer in self._trainers:
+            if trainer.config.privacy.pretraining:
+                raise UnsupportedError("privacy.pretraining is not built into the fused engine")
+            if not trainer.method.phases:
+                raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self.chunk = options.chunk
-        stacks = stacks_of(trainer, options.device) if stacks is None else stacks
+        stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
         # Layers are rewritten in place, and not alike in every engine.
         self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
         self._probes = [
-            [probed(trainer, stack, phase) for phase in trainer.method.phases] if trainer.privacy else []
+            [probed(stack, phase) for phase in stack.kind.phases] if stack.trainer.privacy else []
             for stack in self._stacks
         ]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
-        self._trials = [tried(trainer, stack) for stack in self._stacks]
+        self._trials = [tried(stack) for stack in self._stacks]
+        everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
+        self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
-        self._classroom: FusedEngine | None = None
+        self._classrooms = [Classroom(trainer.config, options) for trainer in self._trainers]
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
-        device = self._options.device
+        device = self.options.device
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
-        parts = [f"fused on {where}", self._options.precision, f"{stacks} of up to {self.chunk} silos"]
+        parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {self.chunk} silos"]
+        if len(self._trainers) > 1:
+            parts.append(f"{len(self._trainers)} runs packed")
         if self.convolutions:
-            parts.append("convolutions " + ("as matrix products" if self._options.matrix_convolutions else "in groups"))
-        if self._options.compiled:
+            parts.append("convolutions " + ("as matrix products" if self.options.matrix_convolutions else "in groups"))
+        if self.options.compiled:
             parts.append("compiled")
         return ", ".join(parts)
 
     def choice(self) -> dict[str, Any]:
         """How the silos are batched may change the last bit."""
-        options = self._options
+        options = self.options
         return {
             "name": "fused",
             "device": options.device.type,
@@ -107,35 +115,24 @@ class FusedEngine:
         self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
     ) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
-        method, silos = self._trainer.method, self._trainer.federation.silos
-        totals: dict[str, float] = {}
-        for index in context.participants:
-            for owner, count in self._trainer.weights(silos[index]).items():
-                totals[owner] = totals.get(owner, 0.0) + count
-        # Any other server step sees the updates themselves, as in every engine.
-        mean = StackedMean(method.server_step, totals) if type(method.server_step) is Mean else None
-        results = []
-        for result in self.train(state, context, mean):
-            on_silo(result)
-            results.append(result)
-        if mean is None:
-            return conclude(method, state, context, results, self._trainer.streams, school=self)
-        server = ServerState({**state.server.blocks, **mean.result()}, state.server.memory)
-        return settled(state, context, server, results)
+        outcome = self.rounds({0: Job(state, context, on_silo)})[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    @property
-    def device(self) -> torch.device:
-        """Where the silos train and a server learns."""
-        return self._options.device
+    def rounds(self, jobs: Mapping[int, Job]) -> dict[int, Outcome]:
+        """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
+        runs = {run: RunRound(self._members[run], job) for run, job in jobs.items()}
+        self._train(runs)
+        return {run: under_way.concluded(self._classrooms[run]) for run, under_way in runs.items()}
 
-    def teach(self, lesson: Lesson) -> Taught:
-        """A server's lesson, in an engine of its own that goes on from round to round."""
-        if self._classroom is None or not self._classroom.refilled(lesson.records):
-            options = replace(self._options, chunk=1, compiled=False)
-            self._classroom = FusedEngine(lesson_trainer(self._trainer.config, lesson), options)
-        start = FederationState(0, ServerState({}), {0: state_before(lesson)})
-        (result,) = self._classroom.train(start, lesson_context(lesson))
-        return taught(result)
+    def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
+        """The silos' half of a round of the first run, with nothing beside their blocks."""
+        under_way = RunRound(self._members[0], Job(state, context, lambda _: None), trial=True)
+        self._train({0: under_way}, step_limit)
+        if under_way.error is not None:
+            raise under_way.error
+        return under_way.results
 
     def refilled(self, records: Records) -> bool:
         """Put other records in the place of a single stack's, if they are as many: what was recorded stays valid."""
@@ -146,32 +143,27 @@ class FusedEngine:
             place.copy_(column)
         return True
 
-    def train(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        mean: StackedMean | None = None,
-        step_limit: int | None = None,
-    ) -> Iterator[Result]:
-        """Results chunk by chunk; with ``mean`` the updates go there and the results come without them."""
-        for number, stack in enumerate(self._stacks):
-            left = sorted((i for i in context.participants if i in stack), key=lambda i: (-self._trainer.steps(i), i))
-            while left:
-                chunk = left[: self.chunk]
-                try:
-                    results = self._train_chunk(number, stack, chunk, state, context, mean, step_limit)
-                except torch.OutOfMemoryError as error:
-                    self._halve(error)
-                    continue
-                yield from results
-                left = left[len(chunk) :]
-
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
-        self._classroom = None
-        if self._options.device.type == "cuda":
+        for classroom in self._classrooms:
+            classroom.close()
+        if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _train(self, runs: Mapping[int, RunRound], step_limit: int | None = None) -> None:
+        chosen = {run: set(under_way.job.context.participants) for run, under_way in runs.items()}
+        for number, stack in enumerate(self._stacks):
+            left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
+            left.sort(key=lambda member: (-member.steps, member.run, member.index))
+            while left := [member for member in left if runs[member.run].error is None]:
+                chunk = left[: self.chunk]
+                try:
+                    self._train_chunk(number, stack, chunk, runs, step_limit)
+                except torch.OutOfMemoryError as error:
+                    self._halve(error)
+                    continue
+                left = left[len(chunk) :]
 
     def _halve(self, error: Exception) -> None:
         if self.chunk == 1:
@@ -183,87 +175,82 @@ class FusedEngine:
     def _program(self, number: int, stack: Stack) -> tuple[StackProgram, Runner]:
         """A stack's memory and its runner, made when they are first needed."""
         if number not in self._programs:
-            trainer, options = self._trainer, self._options
-            size = min(self.chunk, len(stack.silos))
-            common = trainer, stack, size, self._trials[number], options.precision, options.compiled
-            if trainer.privacy:
+            options = self.options
+            size = min(self.chunk, len(stack.members))
+            common = stack, size, self._trials[number], options.precision, options.compiled
+            if stack.trainer.privacy:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
                 program = StackProgram(*common)
             runner: Runner = PlainRunner(program, options.precision)
             if options.device.type == "cuda":
-                steps = min(self._window(program), max(map(trainer.steps, stack.silos)))
+                steps = min(self._window(program), max(member.steps for member in stack.members))
                 runner = GraphRunner(program, options.precision, steps)
             self._programs[number] = program, runner
         return self._programs[number]
 
     def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
-        return max(1, WINDOW_NUMBERS[self._options.device.type] // (program.size * program.numbers_per_step))
+        return max(1, WINDOW_NUMBERS[self.options.device.type] // (program.size * program.numbers_per_step))
 
     def _train_chunk(
         self,
         number: int,
         stack: Stack,
-        silos: list[int],
-        state: FederationState,
-        context: RoundContext,
-        mean: StackedMean | None,
+        members: Sequence[Member],
+        runs: Mapping[int, RunRound],
         step_limit: int | None,
-    ) -> list[Result]:
+    ) -> None:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
-        schedule = program.schedule(silos, context.round, step_limit)
-        program.begin(context, silos)
+        context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
+        schedule = program.schedule(members, context.round, step_limit)
+        program.begin(context, members)
         runner.prepare(schedule.counts(), context.round)
-        sites = [site_of(self._trainer.federation, silo) for silo in silos]
-        program.load(state.server, sites, [state.silos.get(silo, SiloState()) for silo in silos])
+        program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):
             runner.run(window)
-        program.settle(len(silos))
-        results = self._results(program, silos, schedule.steps, state, context, trial=step_limit is not None)
-        if mean is not None:
-            mean.add(program.weights, sites, [result.update for result in results])
-        seconds = time.perf_counter() - start
-        return [self._handed_on(result, mean is not None, seconds / len(results)) for result in results]
-
-    def _results(
-        self,
-        program: StackProgram,
-        silos: Sequence[int],
-        steps: Sequence[int],
-        state: FederationState,
-        context: RoundContext,
-        *,
-        trial: bool,
-    ) -> list[Result]:
-        """Every update passes the egress guard and the server's look at it; their tensors are views of the stack."""
-        plan, federation = self._trainer.method.plan, self._trainer.federation
-        finite = finite_rows([tensor[: len(silos)] for tensor in program.weights.values()]).tolist()
-        results = []
-        found = zip(silos, steps, program.terms(steps), program.kept(len(silos)), strict=True)
-        for position, (silo, count, terms, kept) in enumerate(found):
-            site = site_of(federation, silo)
-            weights = {name: tensor[position] for name, tensor in program.weights.items()}
-            parts = plan.split(weights, site)
-            update = Update(
-                silo=federation.silos[silo].name,
-                round=context.round,
-                blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-                weights=self._trainer.weights(federation.silos[silo]),
-                payloads={} if trial else self._trainer.payloads(silo, weights, context),
-            )
-            egress = pass_egress(update, plan, site, parts)
-            if not finite[position] or update.payloads:
-                check_update(update, state.server.blocks)
-            results.append(Result(silo, update, egress, kept, terms, count, 0.0))
-        return results
+        program.settle(len(members))
+        places: dict[int, list[Place]] = {}
+        for position, (member, steps) in enumerate(zip(members, schedule.steps, strict=True)):
+            places.setdefault(member.run, []).append(Place(member, position, steps))
+        # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
+        # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
+        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in places.items()]
+        trained = self._trained(program, schedule.steps)
+        seconds = (time.perf_counter() - start) / len(members)
+        for run, part in parts:
+            run.take(part, trained, seconds)
 
     @staticmethod
-    def _handed_on(result: Result, merged: bool, seconds: float) -> Result:
-        """The result without its views of the stack, which the next chunk overwrites."""
-        blocks = {
-            key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in part.items()}
-            for key, part in ({} if merged else result.update.blocks).items()
-        }
-        return replace(result, update=replace(result.update, blocks=blocks), seconds=seconds)
+    def _trained(program: StackProgram, steps: Sequence[int]) -> list[Trained]:
+        """What training left at each place."""
+        count = len(steps)
+        finite = finite_rows([tensor[:count] for tensor in program.weights.values()])
+        found = zip(program.terms(steps), program.kept(count), finite.tolist(), strict=True)
+        return [Trained(terms, kept, is_finite) for terms, kept, is_finite in found]
+
+
+class Classroom:
+    """Where a run's server learns: an engine of its own, which goes on from round to round."""
+
+    def __init__(self, config: Config, options: FusedOptions) -> None:
+        self._config, self._options = config, replace(options, chunk=1, compiled=False)
+        self._engine: FusedEngine | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where lessons are prepared and learned."""
+        return self._options.device
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """Local training of one more site."""
+        if self._engine is None or not self._engine.refilled(lesson.records):
+            self._engine = FusedEngine(lesson_trainer(self._config, lesson), self._options)
+        start = FederationState(0, ServerState({}), {0: state_before(lesson)})
+        (result,) = self._engine.train(start, lesson_context(lesson))
+        return taught(result)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._engine = None

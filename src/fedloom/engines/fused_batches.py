@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedloom.engines.fused_stack import Stack
-from fedloom.engines.training import Trainer
+from fedloom.engines.fused_stack import Kind, Member, Stack
 from fedloom.federation.records import Batch, as_float
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
+from fedloom.streams import streams_of
+
+FIRST_STEPS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,25 +77,24 @@ class Stretches(ABC):
 class Schedule(Stretches):
     """What the silos of a chunk do in a round."""
 
-    def __init__(
-        self, trainer: Trainer, stack: Stack, silos: Sequence[int], round: int, limit: int | None = None
-    ) -> None:
-        self._trainer, self._stack, self._silos, self._round = trainer, stack, silos, round
-        sizes = [len(trainer.federation.silos[silo]) for silo in silos]
-        steps = [trainer.steps(silo) for silo in silos]
-        super().__init__(steps if limit is None else [min(count, limit) for count in steps])
+    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
+        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+        self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
+        self._seeds = [member.trainer.config.seed for member in members]
+        sizes = [len(member.silo) for member in members]
         device = stack.records.x.device
         self._device = device
-        self._number = torch.tensor(silos, device=device)
-        self._offset = torch.tensor([stack.offsets[silo] for silo in silos], device=device)
+        self._number = torch.tensor([member.index for member in members], device=device)
+        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
         self._size = torch.tensor(sizes, device=device)
         self._longest = max(sizes)
-        batch = trainer.config.local.batch_size
         epochs = torch.arange(
-            max(math.ceil(steps / math.ceil(size / batch)) for steps, size in zip(self.steps, sizes, strict=True)),
+            max(
+                math.ceil(steps / math.ceil(size / self._batch)) for steps, size in zip(self.steps, sizes, strict=True)
+            ),
             device=device,
         )
-        self._orders = trainer.streams.permutation(
+        self._orders = streams_of(self._seeds).permutation(
             "batches",
             self._longest,
             silo=self._number.unsqueeze(1),
@@ -106,10 +107,14 @@ class Schedule(Stretches):
     def windows(self, longest: int) -> Iterator[Window]:
         """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
         for first, last, silos in self.stretches(longest):
-            yield self._window(first, last, silos)
+            # The very first is short, so that a GPU has work to do while the rest is drawn.
+            middle = FIRST_STEPS if first < FIRST_STEPS < last else first
+            if middle > first:
+                yield self._window(first, middle, silos)
+            yield self._window(middle, last, silos)
 
     def _window(self, first: int, last: int, silos: int) -> Window:
-        batch = self._trainer.config.local.batch_size
+        batch = self._batch
         step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
         size = self._size[:silos]
         per_epoch = (size + batch - 1) // batch
@@ -119,41 +124,40 @@ class Schedule(Stretches):
         place = (step // per_epoch).unsqueeze(2) * self._longest + inside  # (steps, silos, batch)
         order = self._orders[:silos].flatten(1)
         rows = torch.gather(order.expand(len(step), -1, -1), 2, place) + self._offset[:silos].unsqueeze(1)
-        noise = tuple(self._noise(phase, step, silos) for phase in self._trainer.method.phases)
+        noise = tuple(self._noise(phase, step, silos) for phase in self._phases)
         return Window(rows, mask.to(torch.float32), noise)
 
     def _noise(self, phase: Phase, step: Tensor, silos: int) -> Tensors:
-        batch = self._trainer.config.local.batch_size
         return {
-            name: self._trainer.streams.normal(
+            name: streams_of(self._seeds[:silos])
+            .normal(
                 f"noise/{phase.name}/{name}",
-                batch,
+                self._batch,
                 math.prod(shape),
                 silo=self._number[:silos],
                 round=self._round,
                 step=step,
                 device=self._device,
-            ).reshape(len(step), silos, batch, *shape)
+            )
+            .reshape(len(step), silos, self._batch, *shape)
             for name, shape in phase.objective.noise.items()
         }
 
 
-def buffers(trainer: Trainer, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
+def buffers(kind: Kind, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
     """Room for what so many steps take."""
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.zeros(steps, silos, trainer.config.local.batch_size, *shape, dtype=dtype, device=device)
+        return torch.zeros(steps, silos, kind.local.batch_size, *shape, dtype=dtype, device=device)
 
-    noise = tuple(
-        {name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in trainer.method.phases
-    )
+    noise = tuple({name: buffer(*shape) for name, shape in phase.objective.noise.items()} for phase in kind.phases)
     return buffer(dtype=torch.int64), buffer().fill_(1.0), noise  # no division by zero rows
 
 
-def numbers_per_step(trainer: Trainer) -> int:
+def numbers_per_step(kind: Kind) -> int:
     """How many numbers a window holds for each step of a silo."""
-    noise = sum(math.prod(s) for phase in trainer.method.phases for s in phase.objective.noise.values())
-    return trainer.config.local.batch_size * (noise + 3)  # index (two words) and mask
+    noise = sum(math.prod(s) for phase in kind.phases for s in phase.objective.noise.values())
+    return kind.local.batch_size * (noise + 3)  # index (two words) and mask
 
 
 def gathered(stack: Stack, index: Tensor, mask: Tensor) -> Tensors:

@@ -12,6 +12,8 @@ from fedloom.sharing.merge import weight_of
 from fedloom.sharing.plan import BlockKey, Scope, Tensors
 from fedloom.sharing.update import Update
 
+Sum = tuple[BlockKey, float, Tensors]  # of an owner's copies: their weight together, and the weighted sums
+
 
 class StackedMean:
     """Takes the chunks of a round one after the other; equals :func:`fedloom.sharing.merge.merge` of all updates."""
@@ -22,17 +24,23 @@ class StackedMean:
         self._weights: dict[BlockKey, float] = {}
         self._dtypes: dict[tuple[BlockKey, str], torch.dtype] = {}
 
-    def add(self, weights: Tensors, sites: Sequence[Site], updates: Sequence[Update]) -> None:
-        """A chunk: stacked weights, and for each silo its site and its update (of which only the weights count)."""
-        parts: list[tuple[BlockKey, float, Tensors]] = []
+    def sums(
+        self, weights: Tensors, positions: Sequence[int], sites: Sequence[Site], updates: Sequence[Update]
+    ) -> list[Sum]:
+        """What a chunk adds: stacked weights, and where in them each silo lies, with its site and its update."""
+        places = torch.tensor(positions, device=next(iter(weights.values())).device)
+        parts: list[Sum] = []
         for block, rule in self._plan.blocks.items():
             if not rule.up or rule.scope not in (Scope.GLOBAL, Scope.GROUP):
                 continue
             owners = [self._plan.prefixes(block, site) for site in sites]
             for prefix in owners[0]:  # the silos of a stack have their parameters under the same names
-                mine = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+                mine = {n[len(prefix) :]: tensor[places] for n, tensor in weights.items() if n.startswith(prefix)}
                 parts += self._sums_of(mine, [keys[prefix] for keys in owners], rule.scope, updates)
-        # Only now, and without taking memory: a chunk that does not fit leaves no half of itself behind.
+        return parts
+
+    def take(self, parts: Sequence[Sum]) -> None:
+        """Add a chunk; takes no memory, so that a chunk that does not fit leaves no half of itself behind."""
         for key, weight, tensors in parts:
             self._weights[key] = self._weights.get(key, 0.0) + weight
             sums = self._sums.setdefault(key, tensors)
@@ -40,9 +48,7 @@ class StackedMean:
                 if sums is not tensors:
                     sums[name] += tensor
 
-    def _sums_of(
-        self, weights: Tensors, keys: list[BlockKey], scope: Scope, updates: Sequence[Update]
-    ) -> list[tuple[BlockKey, float, Tensors]]:
+    def _sums_of(self, weights: Tensors, keys: list[BlockKey], scope: Scope, updates: Sequence[Update]) -> list[Sum]:
         """For each owner of a block its silos' weight together, and the weighted sum of each tensor."""
         distinct = sorted(set(keys))
         shares = torch.zeros(len(distinct), len(keys), dtype=torch.float64)
@@ -50,7 +56,7 @@ class StackedMean:
             shares[distinct.index(key), position] = weight_of(update, key, scope, self._weighting, self._totals)
         sums: list[Tensors] = [{} for _ in distinct]
         for name, stacked in weights.items():
-            flat = stacked[: len(keys)].to(torch.float64).reshape(len(keys), -1)
+            flat = stacked.to(torch.float64).reshape(len(keys), -1)
             products = shares.to(stacked.device) @ flat
             for key, tensors, total in zip(distinct, sums, products, strict=True):
                 tensors[name] = total.reshape(stacked.shape[1:])
@@ -60,6 +66,17 @@ class StackedMean:
     def result(self) -> dict[BlockKey, Tensors]:
         """The means, on the host."""
         return {
-            key: {name: (total / self._weights[key]).to(self._dtypes[key, name]).cpu() for name, total in sums.items()}
+            key: on_host({n: (t / self._weights[key]).to(self._dtypes[key, n]) for n, t in sums.items()})
             for key, sums in self._sums.items()
         }
+
+
+def on_host(tensors: Tensors) -> Tensors:
+    """Copies on the host; those from a GPU travel together, into memory that it reaches fast, also on the way back."""
+    found = {}
+    for name, tensor in tensors.items():
+        place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        found[name] = place.copy_(tensor, non_blocking=True)
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        torch.cuda.current_stream().synchronize()
+    return found

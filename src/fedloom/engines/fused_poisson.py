@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_batches import Stretches
-from fedloom.engines.fused_stack import Stack
+from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.private_training import unit_sizes
 from fedloom.engines.training import Trainer
 from fedloom.methods.base import Phase
@@ -69,30 +69,29 @@ class PrivateSchedule(Stretches):
 
     def __init__(
         self,
-        trainer: Trainer,
         stack: Stack,
         rows: Mapping[int, int],
-        silos: Sequence[int],
+        members: Sequence[Member],
         round: int,
         limit: int | None = None,
     ) -> None:
         """``rows`` of a pass of each silo of the stack."""
+        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+        trainer, silos = stack.trainer, [member.index for member in members]
         plans = [trainer.privacy[silo] for silo in silos]
-        steps = [trainer.steps(silo) for silo in silos]
-        super().__init__(steps if limit is None else [min(count, limit) for count in steps])
         self._trainer, self._round = trainer, round
         self._phases = trainer.method.phases
         self._private = [phase for phase in self._phases if phase.touches_records]
         self._device = device = stack.records.x.device
         self._number = torch.tensor(silos, device=device)
-        self._offset = torch.tensor([stack.offsets[silo] for silo in silos], device=device)
+        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
         self._units = torch.tensor([plan.units for plan in plans], device=device)
         self._longest = max(plan.units for plan in plans)
         self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)
         self._rows = [rows[silo] for silo in silos]
         self._width = max(rows.values())  # the same in all chunks
-        owners = [trainer.federation.silos[silo] for silo in silos]
-        self._subjects = [unit_numbers(silo, plan.settings.unit) for silo, plan in zip(owners, plans, strict=True)]
+        found = zip(members, plans, strict=True)
+        self._subjects = [unit_numbers(member.silo, plan.settings.unit) for member, plan in found]
 
     def windows(self, longest: int) -> Iterator[PrivateWindow]:
         """The steps in order, in windows of at most ``longest`` in which the same silos make equally many passes."""

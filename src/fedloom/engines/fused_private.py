@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from fedloom.engines.base import SiloState
+from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.fused_batches import Stretches, gathered
 from fedloom.engines.fused_poisson import (
     NOISE,
@@ -23,15 +23,15 @@ from fedloom.engines.fused_poisson import (
     rows_of_silos,
 )
 from fedloom.engines.fused_program import StackProgram
-from fedloom.engines.fused_stack import Stack
+from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, batched_losses, matrix_precision, quickened, tapped_losses
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.private_training import public_batch, watched_trial
-from fedloom.engines.training import BOUND, Trainer, parameters_of
+from fedloom.engines.training import BOUND, parameters_of
 from fedloom.errors import FedloomError
 from fedloom.federation.records import UNLABELLED
-from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Phase, ServerState
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, StreamNoise
@@ -47,15 +47,15 @@ class Probe:
     quick: bool  # whether that is all there is to see, so that gradients need not be written out
 
 
-def probed(trainer: Trainer, stack: Stack, phase: Phase) -> Probe:
+def probed(stack: Stack, phase: Phase) -> Probe:
     """A trial on some records of the stack."""
-    silo = trainer.federation.silos[stack.silos[0]]
-    return Probe(*watched_trial(stack.model, phase, parameters_of(phase, stack.model), silo, trainer.streams))
+    trained, first = parameters_of(phase, stack.model), stack.members[0]
+    return Probe(*watched_trial(stack.model, phase, trained, first.silo, first.trainer.streams))
 
 
-def mechanism_of(trainer: Trainer, stack: Stack) -> DPSGD:
+def mechanism_of(stack: Stack) -> DPSGD:
     """The mechanism of a stack's silos, which differ in their scales and rates alone."""
-    return trainer.privacy[stack.silos[0]].mechanism(0)
+    return stack.trainer.privacy[stack.silos[0]].mechanism(0)
 
 
 def private_trial(trial: Trial, mechanism: DPSGD) -> Trial:
@@ -158,7 +158,6 @@ class PrivateProgram(StackProgram):
 
     def __init__(
         self,
-        trainer: Trainer,
         stack: Stack,
         size: int,
         trials: Sequence[Trial],
@@ -167,15 +166,15 @@ class PrivateProgram(StackProgram):
         probes: Sequence[Probe],
         host_noise: bool,
     ) -> None:
-        self._mechanism = mechanism = mechanism_of(trainer, stack)
-        phases = trainer.method.phases
+        self._mechanism = mechanism = mechanism_of(stack)
+        self._trainer, phases = stack.trainer, stack.kind.phases
         adapted = [private_trial(t, mechanism) if p.touches_records else t for p, t in zip(phases, trials, strict=True)]
-        super().__init__(trainer, stack, size, adapted, precision, compiled)
-        self._device, self._host_noise = stack.records.x.device, host_noise
+        super().__init__(stack, size, adapted, precision, compiled)
+        self._host_noise = host_noise
         self._silos: Sequence[int] = ()
         self._round = self._steps_taken = 0
         context = lambda: cast("RoundContext", self._context)  # noqa: E731
-        self._rows = rows_of_silos(trainer, stack.silos)
+        self._rows = rows_of_silos(stack.trainer, stack.silos)
         rows = max(self._rows.values())
         self._clipped = {
             number: ClippedPhase(
@@ -212,33 +211,34 @@ class PrivateProgram(StackProgram):
         # Of the noise on gradients and on counts, and of each example: all divided by the expected batch.
         self._scales = torch.ones(3, size, device=self._device)
         self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
-        self._public_group = torch.zeros(size, trainer.config.local.batch_size, dtype=torch.int64, device=self._device)
+        self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
         self._generator = torch.Generator(self._device)
 
-    def begin(self, context: RoundContext, silos: Sequence[int]) -> None:
-        """A new round, and the silos of a chunk."""
-        super().begin(context, silos)
-        self._round, self._silos, self._steps_taken = context.round, silos, 0
+    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:
+        """A new round, and the members of a chunk."""
+        super().begin(context, members)
+        self._round, self._silos, self._steps_taken = context.round, [member.index for member in members], 0
 
-    def load(self, server: ServerState, sites: list[Site], states: list[SiloState]) -> None:
+    def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Also each silo's clip bounds, scales and public rows."""
-        super().load(server, sites, states)
-        trainer, rows, silos = self._trainer, self._public_group.shape[1], len(states)
+        super().load(members, states)
+        trainer, rows, silos = self._trainer, self._public_group.shape[1], len(members)
         mechanisms = [trainer.privacy[silo].mechanism(self._round) for silo in self._silos]
         shares = [(m.gradient_noise / m.expected, m.count_noise / m.expected, 1 / m.expected) for m in mechanisms]
         self._scales[:, :silos] = torch.tensor(shares).t()
-        batches = [public_batch(trainer.federation.silos[silo], rows) for silo in self._silos]
+        batches = [public_batch(member.silo, rows) for member in members]
         self._public_group[:silos] = torch.stack([batch.group for batch in batches])
+        kept = [state.silos.get(silo, SiloState()) for silo, state in zip(self._silos, states, strict=True)]
         for number, bounds in self._bounds.items():
-            name, start = BOUND + trainer.method.phases[number].name, self._mechanism.clipping.start()
-            bounds[:silos] = torch.stack([state.tensors.get(name, start) for state in states])
+            name, start = BOUND + self._phases[number].name, self._mechanism.clipping.start()
+            bounds[:silos] = torch.stack([state.tensors.get(name, start) for state in kept])
         self._boundless.zero_()
         # Of the silos that train together: theirs is drawn in one go.
         self._generator = StreamNoise(trainer.streams).generator(f"{self._round}/{tuple(self._silos)}", self._device)
 
-    def schedule(self, silos: Sequence[int], round: int, limit: int | None) -> Stretches:
+    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """Poisson batches."""
-        return PrivateSchedule(self._trainer, self._stack, self._rows, silos, round, limit)
+        return PrivateSchedule(self._stack, self._rows, members, round, limit)
 
     @property
     def numbers_per_step(self) -> int:
@@ -269,7 +269,7 @@ class PrivateProgram(StackProgram):
         silos = len(tree_leaves(inputs)[0])
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
         for number, passes in enumerate(inputs):
-            weights = {name: tensor[:silos] for name, tensor in self.weights.items()}
+            weights = self._lent(silos)
             step = self._private_step if number in self._clipped else self._open_step
             gradients, means = step(number, weights, passes, received, silos)
             self._optimizers[number].step(silos, gradients)
@@ -326,8 +326,7 @@ class PrivateProgram(StackProgram):
         states = super().kept(silos)
         if not self._mechanism.clipping.share:
             return states
-        phases = self._trainer.method.phases
-        found = {BOUND + phases[number].name: bounds.cpu() for number, bounds in self._bounds.items()}
+        found = {BOUND + self._phases[number].name: bounds.cpu() for number, bounds in self._bounds.items()}
         return [
             SiloState(state.tensors | {name: bounds[position].clone() for name, bounds in found.items()})
             for position, state in enumerate(states)

@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom.engines.base import SiloState, received_by
+from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
-from fedloom.engines.fused_stack import Stack, positions_by
+from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
-from fedloom.engines.training import MODEL, OPTIMIZER, Trainer
-from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import ServerState, fresh_blocks, unchanged
+from fedloom.engines.training import MODEL, OPTIMIZER
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.sharing.plan import Down
+from fedloom.sharing.plan import Tensors
 
 
 class StackProgram:
     """Weights, moments and loss sums for up to ``size`` silos of a stack; a chunk uses the first places."""
 
-    def __init__(
-        self, trainer: Trainer, stack: Stack, size: int, trials: Sequence[Trial], precision: Precision, compiled: bool
-    ) -> None:
-        self._trainer, self._stack, self.size = trainer, stack, size
+    def __init__(self, stack: Stack, size: int, trials: Sequence[Trial], precision: Precision, compiled: bool) -> None:
+        self._stack, self._phases, self.size = stack, stack.kind.phases, size
+        self._device = stack.records.x.device
         layouts = {name: gradient for trial in trials for name, gradient in trial.gradients.items()}
         self.weights = {
             name: laid_out(layouts.get(name, tensor), size) for name, tensor in stack.model.state_dict().items()
         }
-        sent = tuple(f"{b}." for b, rule in trainer.method.plan.blocks.items() if rule.down is not Down.NOTHING)
+        self._constants = {n: laid_out(t, size) for n, t in stack.constants[stack.members[0]].items()}
+        sent = tuple(f"{block}." for block in stack.kind.sent)
         self._received = {n: torch.zeros_like(t) for n, t in self.weights.items() if sent and n.startswith(sent)}
-        phases = trainer.method.phases
+        phases = self._phases
         self._optimizers = [
             StackedOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients}, compiled)
             for phase, trial in zip(phases, trials, strict=True)
@@ -43,7 +43,7 @@ class StackProgram:
         self._terms = [
             tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
         ]
-        self._sums = [torch.zeros(len(terms), size, device=stack.records.x.device) for terms in self._terms]
+        self._sums = [torch.zeros(len(terms), size, device=self._device) for terms in self._terms]
         self._context = WatchedContext(RoundContext(0, 0, ()))
         self._evaluate = [
             evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
@@ -53,55 +53,63 @@ class StackProgram:
     @property
     def reads_context(self) -> bool:
         """Whether a step looked at the round's context since :meth:`begin`."""
-        return self._context.was_read
+        return bool(self._context.read)
 
-    def begin(self, context: RoundContext, silos: Sequence[int]) -> None:  # noqa: ARG002 - of one kind here
-        """A new round, and the silos of a chunk."""
+    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
+        """A new round, and the members of a chunk."""
         self._context = WatchedContext(context)
 
-    def schedule(self, silos: Sequence[int], round: int, limit: int | None) -> Stretches:
-        """What the silos of a chunk do in a round."""
-        return Schedule(self._trainer, self._stack, silos, round, limit)
+    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
+        """What the members of a chunk do in a round."""
+        return Schedule(self._stack, members, round, limit)
 
     @property
     def numbers_per_step(self) -> int:
         """How many numbers a window holds for each step of a silo."""
-        return numbers_per_step(self._trainer)
+        return numbers_per_step(self._stack.kind)
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """Room for the inputs of so many steps."""
-        return buffers(self._trainer, steps, self.size, self._stack.records.x.device)
+        return buffers(self._stack.kind, steps, self.size, self._device)
 
     def draw(self, silos: int) -> None:
         """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""
 
-    def load(self, server: ServerState, sites: list[Site], states: list[SiloState]) -> None:
+    def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Give each place what its silo was sent, what it kept, and in its first round fresh private weights."""
-        plan, method = self._trainer.method.plan, self._trainer.method
         self._clear()
-
-        def sources(site: Site) -> tuple[str, ...]:
-            sent = (block for block, rule in plan.blocks.items() if rule.down is not Down.NOTHING)
-            return tuple(str(key) for block in sent for key in plan.prefixes(block, site).values())
-
-        for positions in positions_by(sources, sites).values():
-            places = torch.tensor(positions, device=self._stack.records.x.device)
-            for name, tensor in received_by(plan, server, sites[positions[0]]).items():
-                self.weights[name][places] = tensor.to(places.device)
+        received: dict[tuple[Any, ...], tuple[Tensors, list[int]]] = {}
+        for position, (member, state) in enumerate(zip(members, states, strict=True)):
+            plan = member.trainer.method.plan
+            keys = (key for block in self._stack.kind.sent for key in plan.prefixes(block, member.site).values())
+            source = (member.run, *keys)  # all silos with this one are sent the same
+            if source not in received:
+                received[source] = received_by(plan, state.server, member.site), []
+            received[source][1].append(position)
+        for tensors, positions in received.values():
+            places = torch.tensor(positions, device=self._device)
+            for name, tensor in tensors.items():
+                self.weights[name][places] = tensor.to(self._device, non_blocking=True)
         for name, tensor in self._received.items():
             tensor.copy_(self.weights[name])
+        for position, (member, state) in enumerate(zip(members, states, strict=True)):
+            for name, tensor in self._constants.items():
+                tensor[position] = self._stack.constants[member][name]
+            self._load_kept(position, member, state.silos.get(member.index, SiloState()).tensors)
+
+    def _load_kept(self, position: int, member: Member, tensors: Tensors) -> None:
         private = set(self.weights) - set(self._received)
-        for position, (site, state) in enumerate(zip(sites, states, strict=True)):
-            kept = {n.removeprefix(MODEL): t for n, t in state.tensors.items() if n.startswith(MODEL)}
-            if private - set(kept):
-                kept = plan.join(fresh_blocks(method, site, self._trainer.streams), site) | kept
-            for name in private:
-                self.weights[name][position] = kept[name]
-            for phase, optimizer in zip(method.phases, self._optimizers, strict=True):
-                prefix = f"{OPTIMIZER}{phase.name}/"
-                moments = {n.removeprefix(prefix): t for n, t in state.tensors.items() if n.startswith(prefix)}
-                if moments:
-                    optimizer.load(position, moments)
+        kept = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
+        if private - set(kept):
+            method = member.trainer.method
+            kept = method.plan.join(fresh_blocks(method, member.site, member.trainer.streams), member.site) | kept
+        for name in private:
+            self.weights[name][position] = kept[name]
+        for phase, optimizer in zip(self._phases, self._optimizers, strict=True):
+            prefix = f"{OPTIMIZER}{phase.name}/"
+            moments = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            if moments:
+                optimizer.load(position, moments)
 
     def _clear(self) -> None:
         for optimizer in self._optimizers:
@@ -114,18 +122,22 @@ class StackProgram:
         index, mask, noise = inputs
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
-        for number, phase in enumerate(self._trainer.method.phases):
-            weights = {name: tensor[:silos] for name, tensor in self.weights.items()}
+        for number, phase in enumerate(self._phases):
+            weights = self._lent(silos)
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
             losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
-            mechanism = self._trainer.method.mechanism if phase.touches_records else NoPrivacy()
+            mechanism = self._stack.kind.mechanism if phase.touches_records else NoPrivacy()
             gradients = mechanism.gradients(losses, mask, list(leaves.values()))
             self._optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos] += means
 
+    def _lent(self, silos: int) -> Tensors:
+        """What the models of the first ``silos`` silos are lent for a step."""
+        return {name: tensor[:silos] for name, tensor in {**self.weights, **self._constants}.items()}
+
     def settle(self, silos: int) -> None:
         """What the method does to the weights of each of the first ``silos`` silos after its last step."""
-        if (settle := self._trainer.method.settle) is unchanged:
+        if (settle := self._stack.kind.settle) is unchanged:
             return
         for name, tensor in vmap(settle)({n: t[:silos].clone() for n, t in self.weights.items()}).items():
             self.weights[name][:silos] = tensor
@@ -142,7 +154,7 @@ class StackProgram:
     def kept(self, silos: int) -> list[SiloState]:
         """What each of the first ``silos`` silos keeps until its next round, on the host."""
         stacked = {MODEL + n: t[:silos].cpu() for n, t in self.weights.items() if n not in self._received}
-        for phase, optimizer in zip(self._trainer.method.phases, self._optimizers, strict=True):
+        for phase, optimizer in zip(self._phases, self._optimizers, strict=True):
             if phase.optimizer.keep:
                 stacked |= {f"{OPTIMIZER}{phase.name}/{name}": t for name, t in optimizer.kept(silos).items()}
         # Copied, so that one silo's state does not hold the memory of a whole chunk; contiguous, as others expect it.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +71,18 @@ class PlainRunner:
                 self._program.step(window.step(step))
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection: what it frees may own memory of the device, and to free that would spoil a recording."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class GraphRunner:
     """One CUDA graph for each number of silos, all over the same buffers; a counter on the device says which step.
 
@@ -116,7 +131,7 @@ class GraphRunner:
                 self._step(silos)
                 self._counter.zero_()
             self._stream.synchronize()
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            with _undisturbed(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
                 self._step(silos)
         torch.cuda.current_stream().wait_stream(self._stream)
         return graph

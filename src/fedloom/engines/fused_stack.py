@@ -1,58 +1,157 @@
-"""Stacks: silos whose models have one architecture, with their records end to end on the device."""
+"""Stacks: silos that compute the same function of their weights, of one run or several, with their records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fedloom.config import LocalConfig
 from fedloom.engines.base import site_of
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
+from fedloom.methods.base import Phase
+from fedloom.privacy.mechanism import Mechanism
+from fedloom.sharing.plan import Down, Tensors
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One silo of one of the runs that an engine carries out together."""
+
+    run: int
+    index: int  # of the silo in its federation
+    trainer: Trainer
+
+    @property
+    def silo(self) -> Silo:
+        """Who it is."""
+        return self.trainer.federation.silos[self.index]
+
+    @cached_property
+    def site(self) -> Site:
+        """How models and the sharing plan see it."""
+        return site_of(self.trainer.federation, self.index)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many it takes in a round."""
+        return self.trainer.steps(self.index)
+
+    @cached_property
+    def records(self) -> dict[str, float]:
+        """How many stand behind its copies of blocks, in all and per group."""
+        return self.trainer.weights(self.silo)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What silos must have in common to train in one stack, whichever run they belong to."""
+
+    architecture: str
+    columns: tuple[Any, ...]
+    phases: tuple[Phase, ...]
+    mechanism: Mechanism
+    sent: tuple[str, ...]  # the blocks that come down
+    settle: Callable[[Tensors], Tensors]
+    local: LocalConfig
+    rounds: int  # an objective may look at it
+    private_run: int | None  # silos under DP-SGD share a stack with those of their own run alone
 
 
 @dataclass(frozen=True, eq=False)
 class Stack:
     """Silos that train together."""
 
+    kind: Kind
     model: nn.Module  # stands for the model of each silo; its own weights are never used
-    silos: tuple[int, ...]
+    members: tuple[Member, ...]
     records: Records  # of all its silos, end to end, as stored
-    offsets: dict[int, int]  # where a silo's records begin
+    offsets: dict[Silo, int]  # where a silo's records begin; runs may share a silo
+    constants: dict[Member, Tensors]  # what differs between models beside their weights, such as prior means
 
-    def __contains__(self, silo: int) -> bool:
-        return silo in self.offsets
+    @property
+    def trainer(self) -> Trainer:
+        """Of its first member; under DP-SGD of all."""
+        return self.members[0].trainer
+
+    @property
+    def silos(self) -> list[int]:
+        """The numbers of its members in their federations."""
+        return [member.index for member in self.members]
 
 
-def stacks_of(trainer: Trainer, device: torch.device) -> list[Stack]:
-    """Divide a federation by architecture and by the columns of its records."""
+def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[Kind, list[tuple[Member, nn.Module]]]]:
+    """A run's silos, each with a model that stands for its own, divided by kind."""
     models: dict[Hashable, nn.Module] = {}
-    members: dict[tuple[Any, ...], list[int]] = {}
-    for index, silo in enumerate(trainer.federation.silos):
-        site = site_of(trainer.federation, index)
-        kind = trainer.method.kind(site)
-        if kind not in models:
-            # Silos of one kind have the same model, so one of them stands for the rest.
-            models[kind] = trainer.method.build(site)
-        members.setdefault((kind, *_columns(silo)), []).append(index)
-    stacks: dict[tuple[Any, ...], list[int]] = {}
-    for (kind, *columns), silos in members.items():
-        stacks.setdefault((_architecture(models[kind]), *columns), []).extend(silos)
-    return [_stack(trainer, models, sorted(silos), device) for silos in stacks.values()]
+    kinds: dict[tuple[Any, ...], Kind] = {}
+    found = []
+    for index in range(len(trainer.federation)):
+        member = Member(run, index, trainer)
+        built, columns = trainer.method.kind(member.site), _columns(member.silo)
+        if built not in models:
+            # Silos whose models are built alike: one of them stands for the rest.
+            models[built] = trainer.method.build(member.site)
+        if (built, *columns) not in kinds:
+            kinds[built, *columns] = _kind(member, models[built], columns)
+        found.append((kinds[built, *columns], (member, models[built])))
+    return together(found)
 
 
-def _stack(trainer: Trainer, models: dict[Hashable, nn.Module], silos: list[int], device: torch.device) -> Stack:
-    tables = [trainer.federation.silos[silo].train for silo in silos]
-    offsets, offset = {}, 0
-    for silo, table in zip(silos, tables, strict=True):
-        offsets[silo] = offset
-        offset += len(table)
-    model = models[trainer.method.kind(site_of(trainer.federation, silos[0]))].to(device)
-    return Stack(model, tuple(silos), concatenate(tables).to(device), offsets)
+def stacks_of(trainers: Sequence[Trainer], device: torch.device) -> list[Stack]:
+    """Divide the silos of all runs by kind."""
+    divided = (part for run, trainer in enumerate(trainers) for part in kinds_of(trainer, run))
+    return [_stack(kind, [item for part in parts for item in part], device) for kind, parts in together(divided)]
+
+
+def together(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
+    """Values whose keys are equal, in their order; keys need not be hashable."""
+    found: list[tuple[K, list[V]]] = []
+    for key, value in pairs:
+        same = next((values for known, values in found if known == key), None)
+        if same is None:
+            found.append((key, [value]))
+        else:
+            same.append(value)
+    return found
+
+
+def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
+    method, config = member.trainer.method, member.trainer.config
+    return Kind(
+        architecture=_architecture(model),
+        columns=columns,
+        phases=method.phases,
+        mechanism=method.mechanism,
+        sent=tuple(block for block, rule in method.plan.blocks.items() if rule.down is not Down.NOTHING),
+        settle=method.settle,
+        local=config.local,
+        rounds=config.rounds,
+        private_run=member.run if member.trainer.privacy else None,
+    )
+
+
+def _stack(kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device) -> Stack:
+    offsets: dict[Silo, int] = {}
+    offset = 0
+    for member, _ in silos:
+        if member.silo not in offsets:
+            offsets[member.silo] = offset
+            offset += len(member.silo)
+    records = concatenate([silo.train for silo in offsets]).to(device)
+    fixed = [(member, _fixed(model)) for member, model in silos]
+    _, first = fixed[0]
+    differing = [n for n, t in first.items() if any(not torch.equal(t, other[n]) for _, other in fixed)]
+    constants = {member: {name: tensors[name].to(device) for name in differing} for member, tensors in fixed}
+    return Stack(kind, silos[0][1].to(device), tuple(member for member, _ in silos), records, offsets, constants)
 
 
 def _columns(silo: Silo) -> tuple[Any, ...]:
@@ -60,19 +159,19 @@ def _columns(silo: Silo) -> tuple[Any, ...]:
     return silo.train.x.dtype, silo.train.subject is None, silo.train.attributes is None
 
 
-def _architecture(model: nn.Module) -> tuple[Any, ...]:
-    """Equal only for models that compute the same function of their weights."""
+def _architecture(model: nn.Module) -> str:
+    """Equal only for models that compute the same function of their weights and constants."""
     settings = [
         (name, type(module).__qualname__, module.training, _public(module)) for name, module in model.named_modules()
     ]
+    tensors = {**model.state_dict(), **_fixed(model)}
+    return repr((settings, [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]))
+
+
+def _fixed(model: nn.Module) -> Tensors:
+    """Buffers that are no part of the weights."""
     state = model.state_dict()
-    shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()]
-    fixed = [
-        (name, buffer.dtype, tuple(buffer.shape), buffer.flatten().tolist())
-        for name, buffer in model.named_buffers()
-        if name not in state
-    ]
-    return repr(settings), repr(shapes), repr(fixed)
+    return {name: buffer for name, buffer in model.named_buffers() if name not in state}
 
 
 def _public(module: nn.Module) -> dict[str, Any]:
@@ -81,11 +180,3 @@ def _public(module: nn.Module) -> dict[str, Any]:
         for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, Tensor | nn.Module)
     }
-
-
-def positions_by(key: Callable[[Site], Any], sites: list[Site]) -> dict[Any, list[int]]:
-    """The positions in a chunk whose sites share a key."""
-    found: dict[Any, list[int]] = {}
-    for position, site in enumerate(sites):
-        found.setdefault(key(site), []).append(position)
-    return found

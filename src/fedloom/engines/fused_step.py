@@ -38,14 +38,14 @@ class _Evaluation(nn.Module):
 
 
 class WatchedContext:
-    """A round's context that notices whether an objective looks at it: a recorded program could not follow it."""
+    """A round's context that notices what an objective looks at: a recorded program could not follow it."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
-        self.was_read = False
+        self.read: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        self.was_read = True
+        self.read.add(name)
         return getattr(self._context, name)
 
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.fused_step import batched_losses, matrix_precision
-from fedloom.engines.training import Trainer, parameters_of
+from fedloom.engines.fused_step import WatchedContext, batched_losses, matrix_precision
+from fedloom.engines.training import parameters_of
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
@@ -37,13 +37,13 @@ class Trial:
     gradients: Tensors  # of one silo, by parameter: their strides are how the weights should lie
 
 
-def tried(trainer: Trainer, stack: Stack) -> list[Trial]:
+def tried(stack: Stack) -> list[Trial]:
     """One trial for each phase; an exception that no batching survives is turned into a sentence."""
     with matrix_precision("float32"):
-        return [_trial(trainer, stack, phase) for phase in trainer.method.phases]
+        return [_trial(stack, phase) for phase in stack.kind.phases]
 
 
-def _trial(trainer: Trainer, stack: Stack, phase: Phase) -> Trial:
+def _trial(stack: Stack, phase: Phase) -> Trial:
     device = stack.records.x.device
     index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(stack.records)
     columns = gathered(stack, index, torch.ones(SILOS, ROWS, device=device))
@@ -53,13 +53,14 @@ def _trial(trainer: Trainer, stack: Stack, phase: Phase) -> Trial:
         .reshape(SILOS, ROWS, *shape)
         for name, shape in phase.objective.noise.items()
     }
-    state = {n: t.detach().expand(SILOS, *t.shape).clone() for n, t in stack.model.state_dict().items()}
+    tensors = {**stack.model.state_dict(), **stack.constants[stack.members[0]]}
+    state = {n: t.detach().expand(SILOS, *t.shape).clone() for n, t in tensors.items()}
     before = {name: tensor.clone() for name, tensor in state.items()}
     trained = list(parameters_of(phase, stack.model))
     leaves = {name: state[name].requires_grad_() for name in trained}
-    context = RoundContext(1, trainer.config.rounds, ())
-    evaluate = batched_losses(stack.model, phase, lambda: context, "float32")
-    mechanism = trainer.method.mechanism if phase.touches_records else NoPrivacy()
+    context = WatchedContext(RoundContext(1, stack.kind.rounds, ()))
+    evaluate = batched_losses(stack.model, phase, lambda: cast("RoundContext", context), "float32")
+    mechanism = stack.kind.mechanism if phase.touches_records else NoPrivacy()
     with _culprit_named(stack.model):
         values, terms = evaluate(state, columns, noise, state)
         gradients = mechanism.gradients(values, columns["mask"], list(leaves.values()))
@@ -70,6 +71,8 @@ def _trial(trainer: Trainer, stack: Stack, phase: Phase) -> Trial:
         raise UnsupportedError(
             f"in phase '{phase.name}' the loss of one example depends on others in its batch, even on padding"
         )
+    if "participants" in context.read and len({member.run for member in stack.members}) > 1:
+        raise UnsupportedError(f"phase '{phase.name}' looks at who takes part, which differs between packed runs")
     parts = {name: gradient[0] for name, gradient in zip(trained, gradients, strict=True)}
     return Trial(("loss", *terms), parts)
 

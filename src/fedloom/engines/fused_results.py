@@ -1,0 +1,127 @@
+"""What becomes of a chunk: every update passes the egress guard, is merged into its own run, and is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedloom.engines.base import Job, Outcome, Result, School, SiloState, conclude, settled
+from fedloom.engines.fused_merge import StackedMean, Sum
+from fedloom.engines.fused_stack import Member
+from fedloom.errors import FedloomError
+from fedloom.methods.base import Mean, ServerState
+from fedloom.sharing.plan import Tensors
+from fedloom.sharing.update import Update, check_update, pass_egress
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where in a stack a member trains, and for how many steps."""
+
+    member: Member
+    position: int
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training left at a place; to know it is to wait for the device."""
+
+    terms: dict[str, float]
+    kept: SiloState
+    finite: bool  # whether all its weights are
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a chunk brings to one run."""
+
+    places: Sequence[Place]
+    # Without what has to be waited for; their tensors are views of the stack, which the next chunk overwrites.
+    results: list[Result]
+    sums: list[Sum]
+
+
+class RunRound:
+    """The round of one run, under way."""
+
+    def __init__(self, members: Sequence[Member], job: Job, trial: bool = False) -> None:
+        """``members`` are all silos of the run, in the order of its federation."""
+        self.job, self._trial = job, trial
+        self._trainer = trainer = members[0].trainer
+        self.results: list[Result] = []
+        self.error: FedloomError | None = None
+        totals: dict[str, float] = {}
+        for index in job.context.participants:
+            for owner, count in members[index].records.items():
+                totals[owner] = totals.get(owner, 0.0) + count
+        step = trainer.method.server_step
+        # Any other server step sees the updates themselves, as in every engine.
+        self._mean = StackedMean(step, totals) if not trial and type(step) is Mean else None
+
+    def gathered(self, places: Sequence[Place], weights: Tensors) -> Part:
+        """What this run gets of a chunk; a mistake in it is kept as the run's own."""
+        try:
+            results = [self._result(place, weights) for place in places]
+        except FedloomError as error:
+            self.error = error
+            return Part([], [], [])
+        sums: list[Sum] = []
+        if self._mean is not None:
+            positions, sites = [place.position for place in places], [place.member.site for place in places]
+            sums = self._mean.sums(weights, positions, sites, [result.update for result in results])
+        return Part(places, results, sums)
+
+    def take(self, part: Part, trained: Sequence[Trained], seconds: float) -> None:
+        """Add what a chunk brought; each of its silos took so many seconds."""
+        try:
+            for place, result in zip(part.places, part.results, strict=True):
+                if not trained[place.position].finite:
+                    check_update(result.update, self.job.state.server.blocks)
+        except FedloomError as error:
+            self.error = error
+            return
+        if self._mean is not None:
+            self._mean.take(part.sums)
+        for place, result in zip(part.places, part.results, strict=True):
+            found = trained[place.position]
+            blocks = {
+                key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in block.items()}
+                for key, block in ({} if self._mean is not None else result.update.blocks).items()
+            }
+            update = replace(result.update, blocks=blocks)
+            whole = replace(result, update=update, state=found.kept, terms=found.terms, seconds=seconds)
+            self.results.append(whole)
+            self.job.on_silo(whole)
+
+    def concluded(self, school: School) -> Outcome:
+        """The server's half of the round; whatever it has to learn it learns at ``school``."""
+        if self.error is not None:
+            return self.error
+        state, context = self.job.state, self.job.context
+        if self._mean is None:
+            try:
+                return conclude(self._trainer.method, state, context, self.results, self._trainer.streams, school)
+            except FedloomError as error:
+                return error
+        server = ServerState({**state.server.blocks, **self._mean.result()}, state.server.memory)
+        return settled(state, context, server, self.results)
+
+    def _result(self, place: Place, weights: Tensors) -> Result:
+        """The update passes the egress guard."""
+        plan, member, site = self._trainer.method.plan, place.member, place.member.site
+        mine = {name: tensor[place.position] for name, tensor in weights.items()}
+        parts = plan.split(mine, site)
+        update = Update(
+            silo=site.name,
+            round=self.job.context.round,
+            blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
+            weights=member.records,
+            payloads={} if self._trial else self._trainer.payloads(member.index, mine, self.job.context),
+        )
+        egress = pass_egress(update, plan, site, parts)
+        if update.payloads:
+            check_update(update, self.job.state.server.blocks)
+        return Result(member.index, update, egress, SiloState(), {}, place.steps, 0.0)

@@ -1,0 +1,138 @@
+"""Packing: several runs in one fused engine, each of which ends as it would have ended alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engines.one_answer import (
+    FISSION,
+    METHODS,
+    MIXED,
+    UNEQUAL,
+    Rounds,
+    assert_same_rounds,
+    config_of,
+    rounds_of,
+    trainer_of,
+)
+from fedloom.engines.base import FederationState, Job, Result, RoundReport
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_support import UnsupportedError
+from fedloom.engines.training import Trainer
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.objectives.base import Losses
+from fedloom.sharing.update import DivergedError
+
+IN_CHUNKS = FusedOptions(torch.device("cpu"), chunk=4)
+# Other participants in every run; nobody in one of the rounds.
+ATTENDANCE: tuple[Rounds, ...] = (((1, 3), (0, 1, 2, 3, 4)), ((0, 2, 4), ()), ((0, 1, 2, 3, 4), (1, 3)), ((2,), (3,)))
+Lived = tuple[FederationState, list[RoundReport], list[Result]]
+
+
+def pack_of(
+    federation: Federation, *runs: tuple[str, ...], options: FusedOptions = IN_CHUNKS
+) -> tuple[FusedEngine, list[tuple[Trainer, FederationState]]]:
+    """An engine for several runs, with their trainers and first states."""
+    members = [trainer_of(config_of(*overrides), federation) for overrides in runs]
+    trainers = [trainer for trainer, _ in members]
+    return FusedEngine(trainers[0], options, packed=trainers[1:]), members
+
+
+def lived_together(engine: FusedEngine, starts: Sequence[FederationState], attendance: Sequence[Rounds]) -> list[Lived]:
+    lives: list[Lived] = [(start, [], []) for start in starts]
+    for number, attended in enumerate(zip(*attendance, strict=True), start=1):
+        jobs = {
+            run: Job(lives[run][0], RoundContext(number, 9, chosen), lives[run][2].append)
+            for run, chosen in enumerate(attended)
+        }
+        for run, outcome in engine.rounds(jobs).items():
+            assert not isinstance(outcome, Exception)
+            lives[run] = outcome[0], [*lives[run][1], outcome[1]], lives[run][2]
+    return lives
+
+
+@pytest.mark.parametrize(
+    ("runs", "stacks"),
+    [
+        ([("seed=1",), ("seed=2",), ("seed=1", "sharing.weights=equal-groups")], 1),
+        ([("seed=1",), (FISSION, "seed=2"), ("seed=3", *METHODS["+L"]), ("seed=1", *METHODS["+L+D"])], 1),
+        ([(FISSION, "method.prior=random", f"seed={seed}") for seed in (4, 5)], 1),
+        (
+            [
+                ("seed=1", *METHODS["private encoder, kept moments"]),
+                ("seed=2", *METHODS["private encoder, kept moments"]),
+            ],
+            1,
+        ),
+        ([("seed=1",), ("seed=1", *METHODS["+H+L+D"]), ("seed=2",), ("seed=2", "local.learning_rate=1e-2")], 3),
+        ([("seed=1", *METHODS["fedgan"]), ("seed=2", *METHODS["fedgan"])], 1),
+    ],
+    ids=["seeds", "methods and priors", "random priors", "private blocks", "unlike runs", "two phases"],
+)
+def test_packed_equals_alone(runs: list[tuple[str, ...]], stacks: int) -> None:
+    engine, members = pack_of(UNEQUAL, *runs)
+    assert f"{stacks} stack" in engine.describe()
+    assert f"{len(runs)} runs packed" in engine.describe()
+    attendance = ATTENDANCE[: len(runs)]
+    together = lived_together(engine, [start for _, start in members], attendance)
+    for (trainer, start), attended, ours in zip(members, attendance, together, strict=True):
+        alone = rounds_of(FusedEngine(trainer, IN_CHUNKS), start, attended)
+        assert_same_rounds(start, ours, alone, tolerance=1e-3)
+
+
+def test_groups_inside_a_silo() -> None:
+    """FedVAE and +D agree on silos of one group, and differ where +D has branches."""
+    engine, members = pack_of(MIXED, ("seed=1",), (FISSION, "seed=2"))
+    assert "2 stacks" in engine.describe()
+    together = lived_together(engine, [start for _, start in members], ATTENDANCE[:2])
+    for (trainer, start), attended, ours in zip(members, ATTENDANCE[:2], together, strict=True):
+        assert_same_rounds(start, ours, rounds_of(FusedEngine(trainer, IN_CHUNKS), start, attended), tolerance=1e-3)
+
+
+def test_a_run_that_diverges_leaves_the_others_alone() -> None:
+    """All three share a stack and a chunk; the one in the middle has weights that are not finite."""
+    engine, members = pack_of(UNEQUAL, ("seed=1",), ("seed=2",), ("seed=3",), options=replace(IN_CHUNKS, chunk=15))
+    states = [start for _, start in members]
+    for tensors in states[1].server.blocks.values():
+        for tensor in tensors.values():
+            tensor.fill_(float("nan"))
+    context = RoundContext(1, 9, (0, 1, 2, 3, 4))
+    outcomes = engine.rounds({run: Job(state, context, lambda _: None) for run, state in enumerate(states)})
+    assert isinstance(outcomes[1], DivergedError)
+    for run in (0, 2):
+        ours = outcomes[run]
+        assert not isinstance(ours, Exception)
+        wanted, reports, _ = rounds_of(FusedEngine(members[run][0], IN_CHUNKS), states[run], ((0, 1, 2, 3, 4),))
+        assert_same_rounds(states[run], (ours[0], [ours[1]], []), (wanted, reports, []), tolerance=1e-3)
+
+
+def test_runs_of_one_federation_share_its_records() -> None:
+    engine, _ = pack_of(UNEQUAL, ("seed=1",), ("seed=2",))
+    assert [len(stack.records) for stack in engine._stacks] == [sum(map(len, UNEQUAL.silos))]
+
+
+@dataclass(frozen=True)
+class Attentive:
+    """Looks at who takes part."""
+
+    noise = {}  # noqa: RUF012
+
+    def __call__(self, model, batch, noise, received, context):
+        values = model.encode(batch.x, batch.group).mean.square().sum(dim=1) * (1 + len(context.participants))
+        return Losses(values, {})
+
+
+def test_an_objective_that_looks_at_the_participants_is_not_packed() -> None:
+    trainers = []
+    for seed in (1, 2):
+        trainer, _ = trainer_of(config_of(f"seed={seed}"), UNEQUAL)
+        phases = (replace(trainer.method.phases[0], objective=Attentive()),)
+        trainers.append(replace(trainer, method=replace(trainer.method, phases=phases)))
+    FusedEngine(trainers[0], IN_CHUNKS)
+    with pytest.raises(UnsupportedError, match="phase 'vae' looks at who takes part"):
+        FusedEngine(trainers[0], IN_CHUNKS, packed=trainers[1:])
