@@ -18,6 +18,7 @@ from fedloom.deployment.demo import write_records
 from fedloom.deployment.guard import CLIENT_APP, check_app
 from fedloom.deployment.homes import Invitation, SiloHome
 from fedloom.deployment.link import ask_worker
+from fedloom.deployment.nursery import write_command
 from fedloom.deployment.processes import Child, Household
 from fedloom.deployment.proxy import FLEET, configuration
 from fedloom.deployment.serving import APP
@@ -152,6 +153,28 @@ def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_p
         worker.wait()
     assert [answer.parts for answer in answers] == [own(frame).parts for frame in taken]
     assert [answer.kind for answer in answers] == ["update", "update"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_command_for_a_message_is_done_with_or_without_the_nursery(tmp_path: Path, there: bool) -> None:
+    """Asked for help, which needs no server, Flower's own command answers in both cases."""
+    place, command = Path(os.path.relpath(tmp_path / "n")), tmp_path / "flwr-clientapp"
+    write_command(command, place)
+    log = (tmp_path / "log").open("w")
+    program = [sys.executable, "-m", "fedloom.deployment.nursery", place]
+    nursery = subprocess.Popen(program, stdout=log, stderr=log) if there else None
+    try:
+        end = time.monotonic() + 30
+        while there and not place.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=60)
+    finally:
+        if nursery is not None:
+            nursery.terminate()
+            nursery.wait()
+    said = (tmp_path / "log").read_text() if there else done.stdout
+    assert "--runtime-api-address" in said
+    assert there or not place.exists()
 
 
 def test_who_asks_the_worker_needs_no_torch() -> None:

@@ -1,4 +1,7 @@
-"""A silo's processes: the worker with torch and records, and Flower's SuperNode, both started again when they die."""
+"""A silo's processes: the worker with torch and records, Flower's SuperNode, and the nursery of its short-lived ones.
+
+All of them are started again when they die.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from fedloom.deployment.homes import SiloHome
+from fedloom.deployment.nursery import write_command
 from fedloom.deployment.processes import BIN, Child, Household, flower_environment, free_port
 from fedloom.errors import FedloomError
 
-GUARD = f"#!{sys.executable}\nfrom fedloom.deployment.guard import main\n\nmain()\n"
 TOLD = {  # what Flower's exit means for a person
     "2004": "the server does not let this silo in: its key is not admitted, or it is still counted as joined "
     "(after a crash that takes a minute)",
@@ -40,9 +43,9 @@ class Joining:
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.
         self._runtime = Path(tempfile.mkdtemp(prefix="fedloom-"))
-        socket = self._runtime / "worker"
-        self.worker = self.household.add(self._worker(socket))
-        self.node = self.household.add(self._node(socket))
+        self.worker = self.household.add(self._worker())
+        self.nursery = self.household.add(self._nursery())
+        self.node = self.household.add(self._node())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,7 +54,7 @@ class Joining:
         self._lock.close()
 
     def tend(self) -> None:
-        """Look after both; to be called every few seconds."""
+        """Look after them; to be called every few seconds."""
         for child in self.household.tend():
             if child is self.worker and child.process is not None and child.process.returncode == 2:
                 raise FedloomError(re.sub(r"^[^A-Z]*ERROR ", "", child.last_words()))
@@ -67,23 +70,31 @@ class Joining:
             raise FedloomError(f"silo '{self.home.name}' has joined already, from this very folder") from error
         return lock
 
-    def _worker(self, socket: Path) -> Child:
+    def _worker(self) -> Child:
         command = [sys.executable, "-m", "fedloom.deployment.worker", str(self.home.path.resolve())]
-        command += [str(self.data.resolve()), str(socket)]
+        command += [str(self.data.resolve()), str(self._runtime / "worker")]
         return Child("worker", command, self.home.logs / "worker.log", {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
 
-    def _node(self, socket: Path) -> Child:
+    def _nursery(self) -> Child:
+        command = [sys.executable, "-m", "fedloom.deployment.nursery", str(self._runtime / "nursery")]
+        return Child("nursery", command, self.home.logs / "supernode.log", self._environment)
+
+    def _node(self) -> Child:
         home, charter = self.home.path.resolve(), self.home.invitation.charter
-        commands = home / "flower" / "commands"
-        commands.mkdir(parents=True, exist_ok=True)
-        (commands / "flwr-clientapp").write_text(GUARD, encoding="utf-8")
-        (commands / "flwr-clientapp").chmod(0o700)
+        write_command(self._runtime / "flwr-clientapp", self._runtime / "nursery")
         command = [str(BIN / "flower-supernode"), "--superlink", charter.address]
         command += ["--root-certificates", str(home / "ca.crt")]
         command += ["--auth-supernode-private-key", str(home / "node.key")]
-        command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", f'worker="{socket}"']
-        environment = flower_environment(home / "flower", before=(commands,))
-        return Child("supernode", command, self.home.logs / "supernode.log", environment)
+        command += ["--host", "127.0.0.1", "--port", str(free_port())]
+        command += ["--node-config", f'worker="{self._runtime / "worker"}"']
+        return Child("supernode", command, self.home.logs / "supernode.log", self._environment)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Flower finds the command that goes by the guard before its own."""
+        flower = self.home.path.resolve() / "flower"
+        flower.mkdir(exist_ok=True)
+        return flower_environment(flower, before=(self._runtime,))
 
 
 def _meaning(child: Child) -> str:

@@ -42,6 +42,11 @@ http {{
     proxy_read_timeout 300s;
     proxy_send_timeout 300s;
 
+    upstream superlink {{  # connections are kept: Flower calls once for every piece of a message
+        server 127.0.0.1:{port};
+        keepalive 32;
+    }}
+
     server {{
         listen {listen} ssl;
         ssl_certificate {keys}/server.crt;
@@ -51,8 +56,10 @@ http {{
         location ~ ^/v1/fleet/({calls})$ {{
             limit_except POST {{ deny all; }}
             proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host localhost;
             proxy_request_buffering off;
-            proxy_pass https://127.0.0.1:{port};
+            proxy_pass https://superlink;
             proxy_ssl_verify on;
             proxy_ssl_trusted_certificate {keys}/ca.crt;
             proxy_ssl_name localhost;
