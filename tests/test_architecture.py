@@ -22,7 +22,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"methods", "runs"},
     {"engines", "evaluation", "reports", "release"},
     {"experiment", "embedding"},
-    {"sweep", "deployment", "audit"},
+    {"sweep", "deployment", "audit", "downstream"},
     {"cli", "studio", "__main__"},
 )
 BESIDE = {("objectives", "models"), ("__main__", "cli")}  # the only imports between rooms of one layer

@@ -12,6 +12,7 @@ from fedloom.cli import (
     catalogue,
     comparison,
     data,
+    downstream,
     embedding,
     evaluation,
     federation,
@@ -55,6 +56,7 @@ app.command("sample")(sampling.sample)
 app.command("inspect")(inspection.inspect)
 app.command("ledger")(ledger.ledger)
 app.command("evaluate")(evaluation.evaluate)
+app.command("downstream")(downstream.downstream)
 app.command("audit")(auditing.audit)
 app.command("compare")(comparison.compare)
 app.command("sweep")(sweeping.sweep)

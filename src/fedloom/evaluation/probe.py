@@ -27,7 +27,7 @@ class ProbeScores:
 
 def probe(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> ProbeScores:
     """Fit on training features, score on test features."""
-    metrics = _sklearn("metrics")
+    metrics = sklearn("metrics")
     truth = test_labels.cpu().numpy()
     predicted = predict(train, train_labels, test)
     f1 = {
@@ -52,7 +52,7 @@ def paper_probe(features: Tensor, labels: Tensor, streams: Streams) -> ProbeScor
     chosen, truth = features[fifth], labels[fifth]
     rows = np.arange(len(fifth))
     try:
-        train, test = _sklearn("model_selection").train_test_split(
+        train, test = sklearn("model_selection").train_test_split(
             rows, test_size=0.2, random_state=42, stratify=truth.cpu().numpy()
         )
     except ValueError as error:
@@ -72,7 +72,7 @@ def predict(train: Tensor, train_labels: Tensor, test: Tensor) -> NDArray[Any]:
     classes = torch.unique(train_labels)
     if len(classes) < 2:
         raise DataError(f"a classifier needs at least two classes to learn from, not {len(classes)}")
-    model = _sklearn("linear_model").LogisticRegression(max_iter=1000)
+    model = sklearn("linear_model").LogisticRegression(max_iter=1000)
     model.fit(_rows(train), train_labels.cpu().numpy())
     return np.asarray(model.predict(_rows(test)))
 
@@ -81,7 +81,8 @@ def _rows(features: Tensor) -> NDArray[np.float64]:
     return features.flatten(1).to("cpu", torch.float64).numpy()
 
 
-def _sklearn(module: str) -> Any:
+def sklearn(module: str) -> Any:
+    """A module of scikit-learn, which only evaluation needs."""
     try:
         return importlib.import_module(f"sklearn.{module}")
     except ImportError as error:

@@ -93,7 +93,19 @@ class RunFolder:
     @property
     def audit(self) -> dict[str, Any]:
         """What ``fedloom audit`` found last; empty where it has not looked."""
-        path = self.path / "audit.json"
+        return self._found("audit.json")
+
+    def record_downstream(self, found: Mapping[str, Any]) -> None:
+        """Keep what ``fedloom downstream`` found last."""
+        write_atomically(self.path / "downstream.json", json.dumps(found, indent=1).encode())
+
+    @property
+    def downstream(self) -> dict[str, Any]:
+        """What ``fedloom downstream`` found last; empty where it has not looked."""
+        return self._found("downstream.json")
+
+    def _found(self, name: str) -> dict[str, Any]:
+        path = self.path / name
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except ValueError as error:

@@ -1,0 +1,73 @@
+"""``fedloom downstream``: what a run is good for at its silos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedloom.cli.output import Json, say, show, show_json, table, terminal
+
+SHOWN = {"accuracy": "ACC", "balanced_accuracy": "BACC", "macro_f1": "F1"}
+
+
+def downstream(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    choice: Annotated[
+        str,
+        typer.Option("--lambda", help="Whose weight of the mixture: silo, shared (by all) or class (of each silo)."),
+    ] = "silo",
+    synthetic: Annotated[int, typer.Option(help="Synthetic records that the common head learns from.")] = 10_000,
+    pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
+    round_number: Annotated[
+        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train heads on real and synthetic records, mix them at each silo, and score them on held-out records."""
+    with terminal().status("loading") as status:
+        from fedloom.downstream.stage import downstream as find
+        from fedloom.experiment import load
+
+        found = find(
+            load(folder),
+            choice=choice,
+            synthetic=synthetic,
+            pathway=pathway,
+            round_number=round_number,
+            progress=status.update,
+        )
+    if as_json:
+        show_json(found)
+    else:
+        say(f"{folder}, round {found['round']}, {found['method']}")
+        say(f"privacy: {found['guarantee']}\n")
+        _print(found)
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    columns = tuple(f"{title} {test}" for test in ("global", "silo") for title in SHOWN.values())
+    shown = table("head", *columns, right=columns)
+    rows = {**found["rows"], **({"mixture minus silo-only": found["gain"]} if found["gain"] else {})}
+    for row, tests in rows.items():
+        values = (tests[test][name] for test in ("global", "silo") for name in SHOWN)
+        shown.add_row(row, *(f"{100 * value:.1f}" for value in values))
+    show(shown)
+    for test, meaning in found["tests"].items():
+        say(f"{test}: {meaning}; mean over silos, in percent")
+    lambdas = ", ".join(
+        f"{silo['name']} {_told(silo['lambda']['mixture'])}" for silo in found["silos"] if silo["lambda"]
+    )
+    if lambdas:
+        show(f"lambda: {lambdas}")
+    retrieval = found["retrieval"]
+    kinds = ", ".join(f"{value:.1%} {kind}" for kind, value in retrieval.items() if kind != "nearest")
+    show(f"of the {retrieval['nearest']} records nearest to a held-out one, of the same class: {kinds}")
+    for sentence in found["sentences"]:
+        show(sentence)
+
+
+def _told(weights: float | list[float]) -> str:
+    return f"{weights:.1f}" if isinstance(weights, float) else "/".join(f"{weight:.1f}" for weight in weights)

@@ -1,0 +1,80 @@
+"""The mixture of a silo's own classifier with a common one, and how its weight lambda is chosen.
+
+Di Salvo, Nguyen, Ledig, MICCAI 2025 (arXiv 2507.02671), equation 4: p(y|x) = lambda p_local(y|x) + (1 - lambda)
+p_global(y|x), with lambda of 0, 0.1, ..., 1 chosen on each silo's validation records. The authors' code chooses one
+lambda for everybody, for which counts must leave the silos.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GRID = torch.linspace(0, 1, 11, dtype=torch.float64)
+SENSITIVITY = math.sqrt(len(GRID))  # a record adds at most 1 to the count of every lambda
+SWEEPS = 2  # over the classes, where each has a lambda of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What two classifiers say of the same labelled records, as probabilities."""
+
+    local: Tensor  # (records, classes)
+    common: Tensor
+    truth: Tensor  # (records,)
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """The mixture; ``weights`` holds one lambda, or one for each class."""
+        found = weights * self.local + (1 - weights) * self.common
+        return found / found.sum(dim=1, keepdim=True)
+
+    def hits(self) -> Tensor:
+        """How many records the mixture gets right, for each lambda of the grid."""
+        right = [self.mixed(weight).argmax(dim=1) == self.truth for weight in GRID]
+        return torch.stack(right).sum(dim=1).to(torch.float64)
+
+    def worth(self, weights: Tensor) -> float:
+        """The number of hits; where that is equal, the geometric mean of the truth's probability decides."""
+        found = self.mixed(weights)
+        likely = found[torch.arange(len(found)), self.truth].clamp_min(1e-12).log().mean().exp()
+        return (found.argmax(dim=1) == self.truth).sum().item() + 0.5 * likely.item()
+
+
+Noise = Callable[[int], Tensor]  # of a silo by its number: what is added to its counts before they leave it
+
+
+def for_each_silo(silos: Sequence[Answers], _: Noise) -> list[Tensor]:
+    """The paper's: nothing leaves a silo."""
+    return [GRID[max(range(len(GRID)), key=lambda i: silo.worth(GRID[i]))] for silo in silos]
+
+
+def for_all(silos: Sequence[Answers], noise: Noise) -> list[Tensor]:
+    """The code's: the counts of hits are added up."""
+    total = torch.stack([silo.hits() + noise(number) for number, silo in enumerate(silos)]).sum(dim=0)
+    return [GRID[total.argmax()]] * len(silos)
+
+
+def for_each_class(silos: Sequence[Answers], noise: Noise) -> list[Tensor]:
+    """One lambda for each class of a silo, improved in turn; a class that no validation record has keeps the silo's."""
+    return [_by_class(silo, start) for silo, start in zip(silos, for_each_silo(silos, noise), strict=True)]
+
+
+def _by_class(silo: Answers, start: Tensor) -> Tensor:
+    weights = start.repeat(silo.local.shape[1])
+    for _ in range(SWEEPS):
+        for label in torch.unique(silo.truth).tolist():
+            tried = weights.repeat(len(GRID), 1)
+            tried[:, label] = GRID
+            weights = max((weights, *tried), key=silo.worth)  # the first of equals: what is there stays
+    return weights
+
+
+CHOICES: dict[str, Callable[[Sequence[Answers], Noise], list[Tensor]]] = {
+    "silo": for_each_silo,
+    "shared": for_all,
+    "class": for_each_class,
+}

@@ -1,0 +1,270 @@
+"""The post stage of a run: heads, mixtures and what they are worth, against the epsilon that was spent."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.config import EvaluationConfig
+from fedloom.downstream.heads import SYNTHETIC, Heads, label_shares
+from fedloom.downstream.mixture import CHOICES, SENSITIVITY, Answers
+from fedloom.downstream.retrieval import NEAREST, precision
+from fedloom.errors import ConfigError, FedloomWarning, unknown
+from fedloom.evaluation.classification import Head, Scores, confusion, score
+from fedloom.experiment import Run
+from fedloom.federation.conditions import BETWEEN, plain_classes
+from fedloom.federation.records import Federation, Records, as_float
+from fedloom.privacy.accounting import Budget
+from fedloom.privacy.ledger import told
+from fedloom.privacy.planning import whole_noise
+from fedloom.privacy.summary import PrivacySummary, summarise
+from fedloom.streams import Streams
+
+SCHEMA = 1
+SYNTHETIC_RECORDS = 10_000
+LOCAL, MIXTURE, CENTRALISED, AT_HOME = "silo-only", "mixture", "centralised", "+prior"
+GLOBAL_TEST = "all held-out records"
+SILO_TEST = "held-out records, weighed as each silo's classes are"
+NO_VALIDATION = (
+    "no mixture: data.validation = 0 leaves the silos no records to choose lambda by; train with, say, "
+    "data.validation=0.2"
+)
+
+
+def downstream(
+    run: Run,
+    *,
+    choice: str = "silo",
+    synthetic: int = SYNTHETIC_RECORDS,
+    pathway: str = "",
+    round_number: int | None = None,
+    federation: Federation | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train and score the heads of a checkpoint, and write what is found to downstream.json.
+
+    ``choice`` is whose lambda it is: the silo's, shared by all, or one for each class of a silo. ``federation`` is
+    needed where the run was given one in memory.
+    """
+    if choice not in CHOICES:
+        raise ConfigError("--lambda: " + unknown("choice", choice, CHOICES))
+    if synthetic < 1:
+        raise ConfigError(f"--synthetic = {synthetic} must be at least 1")
+    settings = EvaluationConfig(metrics=())
+    _, found = run.evaluation(settings=settings, round_number=round_number, federation=federation)
+    data, generator, config = found.real.federation, found.generator, run.config
+    data.require_labels(config.method.name)
+    if len(data.test) == 0 or bool((data.test.y < 0).any()):
+        raise ConfigError(f"'{data.name}' has no held-out records with labels to score classifiers on")
+    if generator.method.pathways:
+        way = pathway or next(iter(generator.method.pathways))
+        if way not in generator.method.pathways:
+            raise ConfigError("--pathway: " + unknown("pathway", way, generator.method.pathways))
+        if not generator.method.pathways[way].labelled:
+            raise ConfigError(
+                f"method '{config.method.name}' generates records without labels, so no classifier can learn from them"
+            )
+    local = config.method.options.get("labels") == "local"
+    heads = Heads(data, generator, synthetic, pathway, config.seed, local)
+    privacy = summarise(config.privacy, run.folder.ledger)
+    stage = Stage(heads, choice, bool(config.data.condition), found.streams, privacy)
+    report = {
+        "schema": SCHEMA,
+        "round": run.folder.rounds_done if round_number is None else round_number,
+        "method": config.method.name,
+        "guarantee": privacy.guarantee,
+        "epsilon": privacy.epsilon,
+        "delta": max((account.budget.delta for account in privacy.accounts), default=None),
+        **stage.report(progress),
+    }
+    run.folder.record_downstream(report)
+    return report
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Answers of all classifiers on all records that they are asked about."""
+
+    heads: Heads
+    choice: str
+    conditioned: bool  # classes tell an attribute as well, which is not asked for here
+    streams: Streams
+    privacy: PrivacySummary
+    sentences: list[str] = field(default_factory=list)
+
+    @property
+    def federation(self) -> Federation:
+        """The silos."""
+        return self.heads.federation
+
+    @cached_property
+    def class_of(self) -> Tensor:
+        """The plain class of each class."""
+        names = self.federation.classes
+        return torch.tensor(plain_classes(names)[1]) if self.conditioned else torch.arange(len(names))
+
+    @cached_property
+    def group_of(self) -> Tensor:
+        """The condition of each class by its number; where there are none, all are of one group."""
+        if not self.conditioned:
+            return torch.zeros(len(self.federation.classes), dtype=torch.int64)
+        conditions = [name.rpartition(BETWEEN)[2] for name in self.federation.classes]
+        return torch.tensor([sorted(set(conditions)).index(each) for each in conditions])
+
+    def plain(self, probabilities: Tensor) -> Tensor:
+        """Of the plain classes."""
+        found = probabilities.new_zeros(len(probabilities), int(self.class_of.max()) + 1)
+        return found.index_add_(1, self.class_of, probabilities)
+
+    def report(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        """Everything that is written down."""
+        progress("training each silo's own head")
+        answers: dict[str, list[Tensor]] = {LOCAL: [self.of(head, self.federation.test) for head in self.heads.local]}
+        progress("training the common head")
+        common = self.heads.kind
+        corrections = ("", AT_HOME) if common == SYNTHETIC else ("",)
+        for suffix in corrections:
+            answers[common + suffix] = self.common(self.federation.test, suffix)
+        lambdas: dict[str, list[Tensor]] = {}
+        if all(silo.validation is not None and len(silo.validation) for silo in self.federation.silos):
+            for suffix in corrections:
+                lambdas[MIXTURE + suffix] = self.chosen(suffix)
+                answers[MIXTURE + suffix] = [
+                    Answers(own, other, self.federation.test.y).mixed(weights)
+                    for own, other, weights in zip(
+                        answers[LOCAL], answers[common + suffix], lambdas[MIXTURE + suffix], strict=True
+                    )
+                ]
+        else:
+            self.sentences.append(NO_VALIDATION)
+            warnings.warn(NO_VALIDATION, FedloomWarning, stacklevel=3)
+        if len(self.federation) > 1:
+            progress("training the centralised head")
+            answers[CENTRALISED] = [self.of(self.heads.centralised, self.federation.test)] * len(self.federation)
+        scores = {row: self.scored(each) for row, each in answers.items()}
+        progress("retrieving")
+        return {
+            "lambda": self.choice,
+            "synthetic": self.heads.synthetic if common == SYNTHETIC else 0,
+            "tests": {"global": GLOBAL_TEST, "silo": SILO_TEST},
+            "rows": {row: _summary(each) for row, each in scores.items()},
+            "gain": _gain(scores) if MIXTURE in scores else {},
+            "retrieval": self.retrieval(),
+            "silos": [
+                {
+                    "name": silo.name,
+                    "records": len(silo),
+                    "lambda": {row: weights[number].tolist() for row, weights in lambdas.items()},
+                    "rows": {
+                        row: {test: asdict(s) for test, s in each[number].items()} for row, each in scores.items()
+                    },
+                }
+                for number, silo in enumerate(self.federation.silos)
+            ],
+            "sentences": self.sentences,
+        }
+
+    def of(self, head: Head, records: Records) -> Tensor:
+        """A head's probabilities of the plain classes."""
+        return self.plain(head.probabilities(as_float(records.x).flatten(1)))
+
+    def common(self, records: Records | None, suffix: str) -> list[Tensor]:
+        """Each silo's view of its common head on some records, or on its own validation records."""
+        found, known = [], {}
+        for silo, common in zip(self.federation.silos, self.heads.common, strict=True):
+            table = records or silo.validation
+            assert table is not None
+            if suffix:  # add one to each count, so that a class that the silo has not met stays possible
+                prior = label_shares([silo.train], len(self.federation.classes), smoothing=1.0)
+                found.append(self.plain(common.at(prior, as_float(table.x).flatten(1))))
+                continue
+            key = (id(common), id(table))
+            if key not in known:
+                known[key] = self.of(common.head, table)
+            found.append(known[key])
+        return found
+
+    def chosen(self, suffix: str) -> list[Tensor]:
+        """Each silo's lambda, from its validation records."""
+        silos = [
+            Answers(self.of(head, silo.validation), common, self.class_of[silo.validation.y])
+            for silo, head, common in zip(
+                self.federation.silos, self.heads.local, self.common(None, suffix), strict=True
+            )
+            if silo.validation is not None
+        ]
+        return CHOICES[self.choice](silos, partial(self.noise, suffix))
+
+    def noise(self, suffix: str, silo: int) -> Tensor:
+        """What makes the counts behind a shared lambda as private as the run is, for validation records."""
+        budgets = {account.silo: (account.spent, account.budget.delta) for account in self.privacy.accounts}
+        epsilon, delta = budgets.get(self.federation.silos[silo].name, (0.0, 0.0))
+        if not epsilon or self.privacy.epsilon is None:
+            self.say("lambda for all: counts of right answers leave the silos as they are, with no DP guarantee")
+            return torch.zeros(())
+        rows = 2 if self.heads.kind == SYNTHETIC else 1  # with the silo's prior and without it
+        width = whole_noise(Budget(epsilon, delta)) * SENSITIVITY * math.sqrt(rows)
+        self.say(
+            f"lambda for all: noisy counts of right answers leave the silos, ({told(epsilon)}, {delta:g})-"
+            "differentially private for each validation record, which training has not seen"
+        )
+        drawn = self.streams.normal(f"downstream/lambda{suffix}", 1, 11, silo=silo).flatten()
+        return width * drawn.to(torch.float64)
+
+    def say(self, sentence: str) -> None:
+        """Once."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+    def scored(self, answers: Sequence[Tensor]) -> list[dict[str, Scores]]:
+        """For each silo: on all held-out records, and on those weighed as its own classes are."""
+        truth, kinds = self.federation.test.y, len(self.federation.classes)
+        found, known = [], {}
+        for silo, probabilities in zip(self.federation.silos, answers, strict=True):
+            if id(probabilities) not in known:
+                predicted = probabilities.argmax(dim=1)
+                known[id(probabilities)] = confusion(truth, predicted, kinds, probabilities.shape[1])
+            tables = [table for table in (silo.train, silo.validation) if table is not None]
+            rate = partial(score, known[id(probabilities)], self.class_of, self.group_of)
+            found.append({"global": rate(), "silo": rate(label_shares(tables, kinds))})
+        return found
+
+    def retrieval(self) -> dict[str, Any]:
+        """How many of the nearest records of a gallery are of a query's class."""
+        test = self.federation.test
+        order = self.streams.permutation("downstream/queries", len(test))
+        queries, wanted = as_float(test.x[order]).flatten(1), self.class_of[test.y[order]]
+        own = [
+            precision(queries, wanted, as_float(silo.train.x).flatten(1), self.class_of[silo.train.y])
+            for silo in self.federation.silos
+        ]
+        found: dict[str, Any] = {"nearest": NEAREST, LOCAL: mean(own)}
+        common = self.heads.common[0]
+        if common.x is not None and common.y is not None:
+            found[SYNTHETIC] = precision(queries, wanted, common.x.flatten(1), self.class_of[common.y])
+        return found
+
+
+def _summary(silos: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, float]]:
+    """Means over silos, and how much they differ."""
+    found = {}
+    for test in ("global", "silo"):
+        values = {name: [asdict(silo[test])[name] for silo in silos] for name in asdict(silos[0][test])}
+        spreads = {f"{name}_deviation": stdev(each) if len(each) > 1 else 0.0 for name, each in values.items()}
+        found[test] = {name: mean(each) for name, each in values.items()} | spreads
+    return found
+
+
+def _gain(scores: Mapping[str, Sequence[Mapping[str, Scores]]]) -> dict[str, dict[str, float]]:
+    """The mixture's means minus those of silos alone."""
+    mixed, alone = _summary(scores[MIXTURE]), _summary(scores[LOCAL])
+    names = asdict(scores[LOCAL][0]["global"])
+    return {test: {name: mixed[test][name] - alone[test][name] for name in names} for test in mixed}
