@@ -26,6 +26,7 @@ from fedloom.config import Config, load_config
 from fedloom.engines.base import initial_state, participants_of
 from fedloom.engines.choice import make_engine
 from fedloom.evaluation.auditing import Audit, Effort, outliers
+from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, KeptModels
 from fedloom.federation.rounds import RoundContext
@@ -62,19 +63,33 @@ def rows_of(*presets: str, changes: Sequence[str] = ()) -> list[Row]:
 TABLES = rows_of(
     *("table2/mnist/no-dp", "table2/mnist/dp-sgd", "table2/mnist/lcd-vae"),
     *("table3/fedavg", "table3/fedprox", "table3/moon", "table3/contrast-avg-synth", "table3/contrast-synth-only"),
-    *("variants/centralised", "variants/one-shot", "variants/dp-sgd-decoder", "variants/certified"),
+    *("variants/centralised", "variants/one-shot"),
+)
+VARIANTS = rows_of("variants/dp-sgd-decoder", "variants/certified", "variants/dp-sgd-certified", "variants/silo-only")
+# The other points of both figures are rows of table II.
+FIGURES = rows_of(
+    *(f"figure4/mnist/epsilon-{epsilon}" for epsilon in (1, 5, 15, 20)),
+    *(f"figure5/mnist/penalty-{weight}" for weight in (0.01, 0.05, 0.1, 0.5)),
 )
 FASHION = rows_of("table2/fashion-mnist/no-dp", "table2/fashion-mnist/dp-sgd", "table2/fashion-mnist/lcd-vae")
 WIDE = ("model.latent=16", "model.likelihood=bernoulli")
+FRESH = ("server.samples=50000", "server.epochs=1")
+RICH = (*WIDE, "server.model.latent=2", "server.model.likelihood=gaussian")  # of the silos' networks alone
+# The server's model has two latents and as many updates as the centralised one.
+TWO = [
+    Row("mnist", FRESH),
+    Row("mnist", RICH),
+    Row("mnist", (*RICH, *FRESH)),
+    Row("mnist", ("server.keep_optimizer=true",)),
+    Row("mnist", ("model.kl_weight=0.5",)),
+    Row("variants/centralised", ("model.kl_weight=0.5",)),
+    Row("mnist", ("server.replay=4", "server.samples=1000")),
+    *(Row("mnist", (change,)) for change in ("server.targets=samples", "server.balance=size")),
+    *(Row("mnist", (change,)) for change in ("server.latents=histogram", "model.likelihood=bernoulli")),
+]
 LEVERS = [
-    *(Row("mnist", (change,)) for change in ("model.kl_weight=0.5", "model.kl_weight=0.1", "server.latents=histogram")),
-    *(
-        Row("mnist", (change,))
-        for change in ("server.replay=4", "server.targets=samples", "model.likelihood=bernoulli")
-    ),
-    Row("mnist", ("server.samples=50000", "server.epochs=1")),
-    Row("mnist", ("model.latent=16",)),
     Row("mnist", WIDE),
+    Row("mnist", ("model.latent=16",)),
     Row("mnist", ("model.latent=40", "model.likelihood=bernoulli")),
     Row("mnist", (*WIDE, "model.kl_weight=0.25")),
     Row("mnist", (*WIDE, "server.targets=samples")),
@@ -87,49 +102,82 @@ PRIVATE = [
     Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=16", "model.hidden=[128]", "local.learning_rate=2e-3")),
     Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=8", "model.hidden=[64]", "local.learning_rate=4e-3")),
     Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=16", "model.hidden=[128]", "local.epochs=30")),
+    *(
+        Row("table2/mnist/dp-sgd", (*LARGE, "model.latent=16", "model.hidden=[128]", "local.learning_rate=2e-3", clip))
+        for clip in ("privacy.clip=0.1", "privacy.clip=10")
+    ),
 ]
-SETS = {"tables": TABLES, "fashion": FASHION, "levers": LEVERS, "private": PRIVATE}
+SETS = {
+    "tables": TABLES,
+    "fashion": FASHION,
+    "variants": VARIANTS,
+    "figures": FIGURES,
+    "two": TWO,
+    "levers": LEVERS,
+    "private": PRIVATE,
+}
 
 
-def measured(
-    row: Row, seed: int, noise: dict[str, float], audited: bool, metrics: Sequence[str], more: Sequence[str]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Measures:
+    """What is measured of a row."""
+
+    metrics: Sequence[str]
+    every: int  # rounds between two measurements of the same; 0: at the end alone
+    audited: bool
+    more: Sequence[str]  # changes of all rows
+
+
+def measured(row: Row, seed: int, noise: dict[str, float], wanted: Measures) -> dict[str, Any]:
     """Train a row and measure it."""
     start = time.perf_counter()
-    config = row.config(seed, noise, more)
+    config = row.config(seed, noise, wanted.more)
     experiment = Experiment.of(config)
     trainer, federation = experiment.trainer, experiment.federation
     state = initial_state(trainer.method, federation, config)
     engine = make_engine(trainer, state)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = replace(config.evaluation, metrics=tuple(wanted.metrics))
+    evaluator = Evaluator(federation, settings, experiment.streams, device)
+
+    def looked_at() -> Evaluation:
+        return evaluator.evaluation(
+            Generator(trainer.method, state.server, federation.groups), KeptModels(state, federation)
+        )
+
+    def scores() -> dict[str, float]:
+        return {key: value for _, values, _ in evaluator.measure(looked_at()) for key, value in values.items()}
+
     ready = time.perf_counter() - start
-    losses = []
+    losses, over_rounds = [], {}
     for number in range(1, config.rounds + 1):
         context = RoundContext(number, config.rounds, participants_of(config, federation, number))
         state, report = engine.round(state, context, lambda _: None)
         losses.append({name: round(value, 4) for name, value in report.terms.items()})
+        if wanted.every and number % wanted.every == 0:
+            over_rounds[number] = scores()
     trained = time.perf_counter() - start - ready
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = replace(config.evaluation, metrics=tuple(metrics))
-    evaluator = Evaluator(federation, settings, experiment.streams, device)
-    generator = Generator(trainer.method, state.server, federation.groups)
-    evaluation = evaluator.evaluation(generator, KeptModels(state, federation))
-    scores = {key: value for _, values, _ in evaluator.measure(evaluation) for key, value in values.items()}
-    found = {
+    measures = scores()
+    seconds = {"ready": ready, "training": trained, "all": time.perf_counter() - start}
+    found: dict[str, Any] = {
         "row": row.label,
         "seed": seed,
         "engine": engine.describe(),
-        "seconds": {"ready": ready, "training": trained, "all": time.perf_counter() - start},
-        "metrics": scores,
+        "seconds": seconds,
+        "metrics": measures,
         "losses": losses,
     }
-    if audited:
+    if over_rounds:
+        found["over_rounds"] = over_rounds
+    evaluation = looked_at()
+    if wanted.audited:
         findings = outliers(Audit(evaluation, {}, Effort()))
         found["outliers"] = findings.values
-        found["seconds"]["audit"] = time.perf_counter() - start - found["seconds"]["all"]
+        seconds["audit"] = time.perf_counter() - start - seconds["all"]
         if seed == 0 and (shown := findings.pictures.get("silo=silo-0")) is not None:
             found["exposed"] = {name: pixels(getattr(shown, name)) for name in ("outliers", "outputs", "typical")}
     if seed == 0 and evaluation.generates:
-        found["samples"] = pixels(generator.sample(GRID, group=federation.groups[0], seed=0))
+        found["samples"] = pixels(evaluation.generator.sample(GRID, group=federation.groups[0], seed=0))
         some = federation.test.take(torch.arange(min(CODES, len(federation.test))))
         places = [[round(value, 3) for value in code[:2]] for code in evaluation.autoencoders[0].codes(some).tolist()]
         found["codes"] = [[*place, label] for place, label in zip(places, some.y.tolist(), strict=True)]
@@ -142,12 +190,10 @@ def pixels(images: torch.Tensor) -> list[list[int]]:
     return found
 
 
-def attempt(
-    row: Row, seed: int, noise: dict[str, float], audited: bool, metrics: Sequence[str], more: Sequence[str]
-) -> dict[str, Any]:
+def attempt(row: Row, seed: int, noise: dict[str, float], wanted: Measures) -> dict[str, Any]:
     torch.set_num_threads(2)
     try:
-        return measured(row, seed, noise, audited, metrics, more)
+        return measured(row, seed, noise, wanted)
     except Exception:
         return {"row": row.label, "seed": seed, "error": traceback.format_exc(limit=-4)}
 
@@ -175,6 +221,7 @@ def main() -> None:
     parser.add_argument("--audit", action="store_true", help="the outlier-exposure audit as well")
     parser.add_argument("--pictures", type=Path, help="where pixels and latents go, for benchmarks/align_fl_figures.py")
     parser.add_argument("--metrics", nargs="+", default=METRICS)
+    parser.add_argument("--every", type=int, default=0, help="rounds between measurements; 0: at the end alone")
     parser.add_argument("--change", nargs="*", default=[], help="key.sub=value for all rows")
     parser.add_argument("--name", default="align_fl")
     arguments = parser.parse_args()
@@ -183,16 +230,13 @@ def main() -> None:
         return
     noise = json.loads(arguments.noise.read_text(encoding="utf-8")) if arguments.noise else {}
     every = [row for name in arguments.set for row in SETS[name]]
-    rows = [row for part in arguments.only for row in every if part in f"{row.label}."]
+    rows = list(dict.fromkeys(row for part in arguments.only for row in every if part in f"{row.label}."))
+    wanted = Measures(arguments.metrics, arguments.every, arguments.audit, arguments.change)
     done: list[dict[str, Any]] = []
     pictures: dict[str, Any] = {}
     start = time.perf_counter()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(attempt, row, seed, noise, arguments.audit, arguments.metrics, arguments.change)
-            for seed in arguments.seeds
-            for row in rows
-        ]
+        jobs = [pool.submit(attempt, row, seed, noise, wanted) for seed in arguments.seeds for row in rows]
         for job in as_completed(jobs):
             if job.cancelled():
                 continue

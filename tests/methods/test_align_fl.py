@@ -31,6 +31,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "none": (),
     "dp-sgd": PRIVATE,
     "dp-sgd of the decoder, median clip": (*PRIVATE, 'privacy.blocks=["decoder"]', "privacy.clipping=median"),
+    "the paper's penalty": ("model.likelihood=gaussian", "model.penalty=align-penalty"),
+    "certified": ("model.lipschitz=2.0",),
+    "dp-sgd and certified": (*PRIVATE, "model.lipschitz=2.0"),
     "replay and ball": ("server.replay=2", "server.latents=ball"),
     "other networks at the server": ("server.model.network=conv", "server.model.latent=3", "model.channels=[3]"),
 }
