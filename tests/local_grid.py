@@ -27,7 +27,7 @@ from fedloom.federation.records import Federation, RemoteSilo
 from fedloom.runs.folder import RunFolder
 
 Handler = Callable[[Frame], Frame]
-PROMPT = RoundRules(deadline=20.0, grace=0.2, minimum=1, extensions=0, attempts=2)
+PROMPT = RoundRules(deadline=120.0, grace=0.2, minimum=1, extensions=0, attempts=2)
 
 
 class LocalGrid:

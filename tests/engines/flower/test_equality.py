@@ -49,6 +49,8 @@ def test_the_server_learns_what_the_reference_engine_learns(tmp_path: Path, over
     assert ours.facts["participants"] == theirs.facts["participants"]
     assert equal_bits(ours.server, theirs.server)
     assert ours.silos == {}, "what silos keep is theirs"
+    steps = [[row["steps"] for row in rows(tmp_path / place, "metrics.jsonl")] for place in ("server", "reference")]
+    assert steps[0] == steps[1]
     assert rows(tmp_path / "server", "egress.jsonl") == rows(tmp_path / "reference", "egress.jsonl")
 
 

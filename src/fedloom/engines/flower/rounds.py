@@ -14,7 +14,7 @@ from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.wire import Answer, Question, Wire
 from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer
+from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
@@ -176,7 +176,9 @@ class FlowerEngine:
         if update.round != answer.round:
             raise RejectedError(f"silo '{answer.silo}' sent round {update.round} when it was asked for {answer.round}")
         egress = self._inspection.passed(silo, update, progress.state.server.blocks, answer.frame.sha256)
-        return Result(silo, update, egress, SiloState(), terms={}, steps=0, seconds=answer.seconds)
+        # Losses stay at the silo; how many steps it took follows from its public number of records.
+        steps = local_steps(self._trainer.config, int(update.weights["all"])) if self._trainer.method.phases else 0
+        return Result(silo, update, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
 
     def _reject_outliers(self, progress: _Progress) -> None:
         updates = [result.update for result in progress.results.values()]
