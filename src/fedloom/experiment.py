@@ -183,7 +183,7 @@ class Experiment:
                     return
                 if state.round % self.config.engine.checkpoint_every == 0 or state.round == self.config.rounds:
                     keep = self.config.engine.keep_checkpoints
-                    save_checkpoint(folder.path, self._checkpoint(state, context.participants), keep)
+                    save_checkpoint(folder.path, self._checkpoint(state, report.context.participants), keep)
                 observer.round_done(report, metrics, seconds)
             folder.end("finished", state.round)
         except DivergedError as error:
