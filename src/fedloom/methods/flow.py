@@ -45,7 +45,7 @@ def carried(
     assert isinstance(model, ConditionalFlow)
     x = scale * noise["e"]
     for step in range(steps):
-        time = torch.full((len(x), 1), (step + 0.5) / steps, device=x.device)
+        time = torch.full((x.shape[0], 1), (step + 0.5) / steps, device=x.device)
         x = x + model.velocity(x, time, label) / steps
     return x
 

@@ -36,7 +36,7 @@ class TellingDecoder(Told):
 
     def prior(self, label: Tensor, latent: int) -> DiagonalGaussian:
         """p(z | y), centred at 0."""
-        zeros = torch.zeros(len(label), latent, device=label.device)
+        zeros = torch.zeros(label.shape[0], latent, device=label.device)  # no len(): a graph takes any number
         if self.log_scale is None:
             return DiagonalGaussian(zeros, zeros)
         row = label if len(self.log_scale) > 1 else torch.zeros_like(label)
