@@ -24,6 +24,7 @@ _HOMES = {
     "train": "fedloom.experiment",
     "resume": "fedloom.experiment",
     "load": "fedloom.experiment",
+    "load_generators": "fedloom.release.export",
 }
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "federation_from_arrays",
     "load",
     "load_config",
+    "load_generators",
     "resume",
     "train",
 ]
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fedloom.experiment import Experiment, Run, load, resume, train
     from fedloom.federation.building import build_federation, federation_from_arrays
     from fedloom.federation.records import Federation
+    from fedloom.release.export import load_generators
     from fedloom.streams import Streams
 
 

@@ -418,9 +418,9 @@ class Run:
         setting = Setting(self.config, tuple(public["shape"]), tuple(public["groups"]), tuple(public["classes"]))
         return Generator(make_method(setting), server_state(checkpoint), setting.groups, setting.classes)
 
-    def sample(self, count: int, *, group: str, seed: int = 0) -> Tensor:
-        """Images of a group in [0, 1] from the newest checkpoint."""
-        return self.generator().sample(count, group=group, seed=seed)
+    def sample(self, count: int, *, group: str, label: str = "", seed: int = 0) -> Tensor:
+        """Records of a group from the newest checkpoint: images in [0, 1], or vectors; of one class, where named."""
+        return self.generator().sample(count, group=group, label=label, seed=seed)
 
     def evaluation(
         self,

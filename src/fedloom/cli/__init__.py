@@ -18,6 +18,7 @@ from fedloom.cli import (
     federation,
     inspection,
     ledger,
+    release,
     reporting,
     sampling,
     sweeping,
@@ -61,6 +62,8 @@ app.command("audit")(auditing.audit)
 app.command("compare")(comparison.compare)
 app.command("sweep")(sweeping.sweep)
 app.command("report")(reporting.report)
+app.command("synthesize")(release.synthesize)
+app.command("export")(release.export)
 app.command("embed")(embedding.embed)
 app.command("list")(catalogue.list_names)
 app.add_typer(data.app, name="data")

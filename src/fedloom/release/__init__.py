@@ -1,0 +1,1 @@
+"""What is handed on: synthetic data sets and generators, each with a card and checksums."""
