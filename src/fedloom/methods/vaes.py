@@ -49,10 +49,11 @@ class BuildVAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
         model, shape, plan = self.setting.model_at(site.name), self.setting.shape, self.plan
         likelihood, means = LIKELIHOODS[model.likelihood](model.variance), self.prior_means[:, : model.latent]
-        decoder = branched(plan, "decoder", site, lambda g: self._decoder(model, g))
         if "encoder" not in plan.blocks:
-            return LinearVAE(decoder, means, model.variance)
+            return LinearVAE(branched(plan, "decoder", site, lambda g: self._decoder(model, g)), means, model.variance)
+        # The encoder first: the order in which weights are drawn is part of what a seed means.
         encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
+        decoder = branched(plan, "decoder", site, lambda g: self._decoder(model, g))
         if "top_encoder" in plan.blocks:
             top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
             top_decoder = branched(plan, "top_decoder", site, lambda g: self._family(model, g).top_decoder(model))
