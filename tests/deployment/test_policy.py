@@ -40,6 +40,7 @@ REFUSALS = {
         DP,
         "asks for delta .*; policy.toml allows 1e-07",
     ),
+    "shared noise": (PRIVATE, (*DP, "privacy.trust=distributed"), "needs secure aggregation"),
     "no guarantee": (
         PRIVATE,
         (*DP, "privacy.blocks=['decoder']"),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -274,6 +275,17 @@ def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
     assert "does not let this silo in" in refusal(SiloHome.open(copy), silo.data)
     place.run("joined-twice", *METHODS["fissionvae-d"])
     assert place.same("joined-twice")
+
+
+def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(place.joined[0].home.path, copy)
+    np.savez(tmp_path / "other.npz", x_train=np.zeros((4, 5, 5), np.uint8))
+    with Joining(SiloHome.open(copy), tmp_path / "other.npz", place.said.append) as joining:
+        assert joining.worker.process is not None
+        joining.worker.process.wait(60)
+        with pytest.raises(FedloomError, match=r"^'other' holds records of shape \(1, 5, 5\), the charter says"):
+            joining.tend()
 
 
 def test_a_key_that_was_not_admitted_is_turned_away(place: Place, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedloom.config import Config
 from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.processes import require_flower
 from fedloom.deployment.serving import Control
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
@@ -39,9 +40,12 @@ def resume_at(home: ServerHome, folder: RunFolder, say: Callable[[str], None]) -
 def _check(home: ServerHome, config: Config) -> None:
     """Find a person's mistake here and now, not in a process of the server."""
     from fedloom.experiment import Experiment
+    from fedloom.privacy.deployment import check_deployable
 
     if config.data.layout != "federated" or config.audit.canaries:
         raise ConfigError("a federation has no centralised layout (data.layout) and no canaries (audit.canaries)")
+    check_deployable(config.privacy)
+    require_flower()
     Experiment.of(config, home.charter.at_the_server())
     if not Control(home).answers:
         raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
@@ -94,5 +98,5 @@ def _new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
     seen = len(read_lines(path))
     while True:
         rows = read_lines(path)
-        yield rows[seen:]
-        seen = max(seen, len(rows))
+        yield rows[min(seen, len(rows)) :]
+        seen = len(rows)  # fewer than before where a resumed run has dropped some

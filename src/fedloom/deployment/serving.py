@@ -141,7 +141,10 @@ class Serving:
         """Look after the processes and the register; to be called every few seconds."""
         for child in self.household.tend():
             self.say(f"{child.name} ended and is started again: {child.last_words()}")
-        self.register()
+        try:
+            self.register()
+        except FedloomError as error:  # a SuperLink that is busy is asked again next time
+            self.say(str(error))
 
     def register(self) -> None:
         """Tell the SuperLink whose keys were admitted since, and whose were taken back or replaced."""

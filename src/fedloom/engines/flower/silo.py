@@ -17,7 +17,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.work import Order, failure, received_in, refusal, update_frame, version_of
 from fedloom.engines.training import Trainer
-from fedloom.errors import FedloomError
+from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.privacy.deployment import check_deployable, data_ledger
@@ -71,7 +71,7 @@ class SiloService:
         """An update, or why there is none; a reason is said only where it was written for others to read."""
         try:
             return self._update(frame)
-        except (RefusedError, BudgetSpentError) as error:
+        except (RefusedError, BudgetSpentError, ConfigError) as error:  # asked again, the answer would be the same
             log.warning("refused: %s", error)
             return refusal(str(error))
         except FedloomError as error:
