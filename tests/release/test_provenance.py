@@ -1,0 +1,172 @@
+"""What is said of a run that is handed on, and what stands against it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedloom.config import AuditConfig, Config
+from fedloom.errors import ConfigError, FedloomWarning, RunFolderError
+from fedloom.experiment import Run, load
+from fedloom.privacy.ledger import read_accounts, told
+from fedloom.release.cards import dataset_card
+from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
+from fedloom.release.synthesis import Order, synthesize
+from support import names_in
+
+Changed = Callable[[Run], Run]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Changed:
+    return lambda run: load(shutil.copytree(run.folder.path, tmp_path / "copy"))
+
+
+def reconfigured(run: Run, config: Config) -> Run:
+    (run.folder.path / "run.toml").write_text(config.to_toml(), encoding="utf-8")
+    return load(run.folder.path)
+
+
+def spent(run: Run) -> float:
+    return max(account.spent for account in read_accounts(run.folder.ledger))
+
+
+def card_of(provenance: Provenance, **changes: Any) -> tuple[dict[str, Any], str]:
+    """A card's header, and its text."""
+    contents = {
+        "format": "folder",
+        "records": 5000,
+        "shape": [1, 28, 28],
+        "labels": None,
+        "pathway": {"name": "z1", "summary": "z1 -> x"},
+        "seed": 3,
+        "counts": {"mnist": {"": 5000}},
+        "licence": "cc-by-4.0",
+    }
+    _, header, text = dataset_card(provenance, contents | changes).split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(private: Run) -> None:
+    found = provenance_of(private)
+    assert found.objections == ()
+    assert (found.silos, found.rounds, found.epsilon) == (2, 3, spent(private))
+    with pytest.warns(FedloomWarning, match="its noise came from a seed"):
+        check_risk(found, private.folder, accepted=False)
+    header, text = card_of(found)
+    assert "differential-privacy" in header["tags"]
+    assert f"- guarantee: ({told(spent(private))}, {found.delta:g})-differential privacy for each record" in text
+    assert f"- epsilon spent: {told(spent(private))}\n- delta: {found.delta:g}\n" in text
+    assert "- trust: local: each silo adds all its own noise" in text
+    assert "cannot guess it" in text
+    assert "the records of 2 silos" in text
+    assert "--accept-risk" not in text
+
+
+def test_a_run_without_a_guarantee_needs_the_flag_and_its_card_says_so(images: Run, tmp_path: Path) -> None:
+    found = provenance_of(images)
+    assert found.objections == ("no DP guarantee",)
+    with pytest.raises(ConfigError, match=r"is not handed on \(no DP guarantee\); --accept-risk does it all the same"):
+        synthesize(images, tmp_path / "out", Order(records=2, form="npz"))
+    assert names_in(tmp_path) == []
+    header, text = card_of(found)
+    assert "differential-privacy" not in header["tags"]
+    assert "**Handed on with `--accept-risk`, although something stands against it:**\n\n- no DP guarantee\n" in text
+    assert "- guarantee: no DP guarantee\n" in text
+    assert "## Audit\n\nNot audited." in text
+
+
+@pytest.mark.parametrize(("engine", "where"), [("reference", "it was removed"), ("flower", "lie at its silos")])
+def test_a_private_run_without_its_ledger_can_show_nothing(
+    engine: str, where: str, private: Run, copied: Changed
+) -> None:
+    run = copied(private)
+    run.folder.ledger.unlink()
+    run.folder.note({"engine_choice": {"name": engine}})
+    found = provenance_of(run)
+    assert (found.epsilon, found.delta) == (None, None)
+    (objection,) = found.objections
+    assert objection.startswith("no DP guarantee can be shown: the run has no ledger")
+    assert where in objection
+    assert f"- guarantee: {objection}" in card_of(found)[1]
+
+
+def test_canaries_and_a_refuted_epsilon_stand_against_a_run(private: Run, copied: Changed) -> None:
+    run = copied(private)
+    run.folder.record_audit({"round": 2, "refuted": True, "sentences": ["canaries: epsilon is at least 9"]})
+    found = provenance_of(reconfigured(run, replace(run.config, audit=AuditConfig(canaries=30))))
+    canaries, refuted = found.objections
+    assert canaries.startswith("not for release: 30 canaries")
+    assert refuted == "an audit refuted the epsilon that is claimed"
+    assert "- round 2 was audited, and round 3 is released\n- canaries: epsilon is at least 9\n" in card_of(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "objections"),
+    [
+        (Limits(8.0, 0.5), 0),
+        (Limits(0.5, 0.5), 1),
+        (Limits(8.0, 1e-9), 1),
+    ],
+)
+def test_a_silos_policy_is_kept_to(limits: Limits, objections: int, private: Run) -> None:
+    found = provenance_of(private, [Limits(100.0, 0.5), limits]).objections
+    assert len(found) == objections
+    for objection in found:
+        assert objection.startswith(f"a silo's policy allows epsilon {limits.epsilon:g} at delta {limits.delta:g}")
+        assert f"epsilon {told(spent(private))}" in objection
+
+
+def test_where_no_epsilon_is_known_no_policy_is_kept_to(images: Run) -> None:
+    assert len(provenance_of(images, [Limits(100.0, 0.5)]).objections) == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("", "is unfinished, .* 'fedloom resume"), ("diverged", "is diverged, and only a finished")]
+)
+def test_only_a_finished_run_is_handed_on(state: str, words: str, images: Run, copied: Changed) -> None:
+    run = copied(images)
+    (run.folder.path / "status.json").unlink()
+    if state:
+        run.folder.end(state, 2, "loss exploded")
+    with pytest.raises(RunFolderError, match=words):
+        provenance_of(run)
+
+
+def test_quality_is_that_of_the_released_round_and_of_no_single_silo(images: Run, copied: Changed) -> None:
+    run = copied(images)
+    run.folder.record_evaluation(2, {"frechet/x/n5/group=mnist": 12.25, "elbo/n5/silo=mnist-0": -1.0}, 0.1)
+    run.folder.record_evaluation(1, {"kernel/x/n5/group=mnist": 3.0}, 0.1)
+    found = provenance_of(run)
+    assert {key.partition("/")[0] for key in found.metrics} == {"spread", "frechet"}
+    text = card_of(found)[1]
+    assert "| metric | mnist | fashion-mnist |" in text
+    assert "| frechet/x/n5 | 12.25 |  |" in text
+    assert "no privacy guarantee covers these numbers" in text
+
+
+def test_a_name_cannot_break_the_card(images: Run) -> None:
+    name = 'a: "b"\n---\n# <script>|'
+    header, text = card_of(replace(provenance_of(images), name=name), counts={"x|y\n| z": {"": 1}}, format="npz")
+    assert header["pretty_name"] == f"{name} (synthetic)"
+    assert (header["license"], header["size_categories"]) == ("cc-by-4.0", ["1K<n<10K"])
+    assert "configs" not in header  # Hugging Face reads no npz
+    assert text.lstrip().splitlines()[0] == '# a: "b" --- # &lt;script>\\|: synthetic data'
+    assert "| x\\|y \\| z | 1 |" in text
+
+
+def test_nothing_of_a_run_names_its_silos_or_seed(private: Run, tmp_path: Path) -> None:
+    with pytest.warns(FedloomWarning):
+        synthesize(private, tmp_path / "out", Order(records=3, form="npz", seed=8))
+    manifest = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
+    assert json.loads(manifest)["run"]["config"] == private.config.digest_without_seed()
+    for text in (manifest, (tmp_path / "out" / "README.md").read_text(encoding="utf-8")):
+        assert private.config.digest() not in text
+        assert '"one"' not in text
