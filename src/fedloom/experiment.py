@@ -51,7 +51,7 @@ GRID = 64  # images in a sample grid
 Rounds = typing.Generator[
     Job, tuple[FederationState, RoundReport, float], None
 ]  # asked for; given, with seconds of training
-OF_RECORDS = {"likelihood", "probe", "memorisation"}  # metrics that look at the records of silos
+OF_RECORDS = {"likelihood", "probe", "memorisation", "gradients"}  # metrics that look at the records of silos
 
 
 class Observer:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedloom.reports.audits import AuditFacts
+from fedloom.reports.downstream import DownstreamFacts
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.findings import RULES, Finding, findings
 
@@ -81,6 +82,7 @@ def test_a_healthy_run_has_no_warning() -> None:
         ("blend/domain-cnn-z1/n1000/group=mnist", 0.51, "blending", "(blend/domain-cnn-z1)"),
         ("train/kl", 0.49, "posterior-collapse", "kl = 0.49 nats"),
         ("train/vae/kl_top", 0.0, "posterior-collapse", "vae/kl_top = 0 nats"),
+        ("kl/nats/n300", 0.49, "posterior-collapse", "kl/nats/n300 = 0.49 nats"),
         (
             "frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist",
             14.9,
@@ -116,6 +118,10 @@ def test_one_bad_number_gives_one_warning(key: str, value: float | None, kind: s
         ("domain-hit/domain-cnn/n1000/group=mnist", 0.8),
         ("domain-hit/domain-cnn-z1-prior-of-fashion/n1000/group=mnist", 0.0),  # a swapped prior should miss
         ("train/kl", 0.5),
+        ("kl/nats/n300", 0.5),
+        ("kl/nats/n300/silo=one", 0.0),  # that of all silos together tells
+        ("gradient-norm/vae-median/n10", 9.0),  # without privacy nothing is clipped
+        ("sliced-wasserstein/directions-256/n9/group=mnist", 5.0),  # one value does not fall
         ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=mnist", 15.0),
         ("frechet-reconstruction/efficientnet-lite0-224/n1000/group=fashion", 1.0),  # no samples to compare with
         ("frechet/efficientnet-lite2-224/n1280", 5.0),
@@ -148,6 +154,50 @@ def test_the_state_of_the_run_is_told(change: dict[str, Any], kind: str, words: 
     assert words in found.sentence
 
 
+def scored(accuracy: float, balanced: float) -> DownstreamFacts:
+    return DownstreamFacts({"mixture": {"silo": {"accuracy": accuracy, "balanced_accuracy": balanced}}})
+
+
+def private(clipping: str, norm: float) -> dict[str, Any]:
+    privacy = {"mechanism": "dp-sgd", "clipping": clipping, "clip": 1.5}
+    return {"config": {"privacy": privacy}, "metrics": {"gradient-norm/cvae-median/n64": {4: norm}}}
+
+
+def distances(first: float, later: float) -> dict[str, Any]:
+    return {"metrics": {"sliced-wasserstein/directions-256/n9/group=mnist": {4: later, 1: first}}}
+
+
+BAD_HEADS: list[tuple[dict[str, Any], str, str]] = [
+    ({"downstream": DownstreamFacts(lambdas=(0.0, 0.0))}, "one-sided-mixture", "the silos' own records add nothing"),
+    ({"downstream": DownstreamFacts(lambdas=(1.0, 1.0))}, "one-sided-mixture", "nothing was gained from the feder"),
+    ({"downstream": scored(0.8, 0.69)}, "rare-classes-missed", "mixture (silo test): the balanced accuracy is 69.0%"),
+    (private("fixed", 1.6), "most-gradients-clipped", "half of them are longer than 1.6, and privacy.clip is 1.5"),
+    (distances(0.2, 0.2), "no-nearer-to-real", "was 0.2 and is 0.2"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "words"), BAD_HEADS)
+def test_signs_of_failure_after_training_are_told(change: dict[str, Any], kind: str, words: str) -> None:
+    (found,) = findings(replace(HEALTHY, **change))
+    assert found.kind == kind
+    assert words in found.sentence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"downstream": DownstreamFacts(lambdas=(0.0, 0.1))},
+        {"downstream": DownstreamFacts(lambdas=(1.0,))},  # a single silo has nobody to differ from
+        {"downstream": scored(0.8, 0.71)},
+        private("fixed", 1.4),
+        private("quantile", 1.6),  # a bound that follows the gradients
+        distances(0.2, 0.19),
+    ],
+)
+def test_heads_on_the_good_side_give_no_warning(change: dict[str, Any]) -> None:
+    assert findings(replace(HEALTHY, **change)) == []
+
+
 def test_every_rule_has_been_seen_to_speak() -> None:
     bad = with_metrics(
         {
@@ -162,5 +212,5 @@ def test_every_rule_has_been_seen_to_speak() -> None:
     run = replace(run, audit=AuditFacts(refuted=True), not_for_release="not for release")
     unfinished = {finding.kind for finding in findings(run)}
     diverged = {finding.kind for finding in findings(replace(run, status={"state": "diverged"}))}
-    assert unfinished | diverged == set(RULES)
+    assert unfinished | diverged | {kind for _, kind, _ in BAD_HEADS} == set(RULES)
     assert "unfinished" not in diverged

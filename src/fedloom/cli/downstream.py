@@ -44,10 +44,11 @@ def downstream(
     else:
         say(f"{folder}, round {found['round']}, {found['method']}")
         say(f"privacy: {found['guarantee']}\n")
-        _print(found)
+        print_scores(found)
 
 
-def _print(found: Mapping[str, Any]) -> None:
+def print_scores(found: Mapping[str, Any]) -> None:
+    """The table, and what it means."""
     columns = tuple(f"{title} {test}" for test in ("global", "silo") for title in SHOWN.values())
     shown = table("head", *columns, right=columns)
     rows = {**found["rows"], **({"mixture minus silo-only": found["gain"]} if found["gain"] else {})}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedloom.cli.downstream import print_scores
 from fedloom.cli.metrics import last_metrics, metrics_table
 from fedloom.cli.output import Json, plural, say, say_facts, show, show_json, size, table
 
@@ -48,6 +49,7 @@ def _described(run: Run) -> dict[str, Any]:
         "payloads": {payload.name: payload.cost for payload in plan.payloads} if plan else {},
         "privacy": summarise(run.config.privacy, run.folder.ledger).to_mapping(),
         "audit": run.folder.audit,
+        "downstream": run.folder.downstream,
         "not_for_release": run.folder.not_for_release,
         "bytes_up": _bytes_up(run.folder.egress()),
         "metrics": last_metrics(run),
@@ -102,6 +104,9 @@ def _print(found: Mapping[str, Any]) -> None:
         show(found["not_for_release"])
     for sentence in found["audit"].get("sentences", ()):
         show(f"audit of round {found['audit']['round']}, {sentence}")
+    if found["downstream"]:
+        say("")
+        print_scores(found["downstream"])
     if found["metrics"]:
         say("")
         show(metrics_table(found["metrics"]))

@@ -39,11 +39,10 @@ def fit_head(x: Tensor, y: Tensor, classes: int) -> Head:
     if len(seen) == 1:
         bias[seen] = 0.0
         return Head(weight, bias)
-    # The penalty goes with the vectors' length, so that their unit changes nothing.
-    strength = STRENGTH / max(rows.square().sum(dim=1).mean().item(), 1e-12)
-    model = sklearn("linear_model").LogisticRegression(C=strength, max_iter=ITERATIONS)
-    model.fit(rows.numpy(), y.numpy())
-    found, constant = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+    length = rows.square().sum(dim=1).mean().sqrt().clamp_min(1e-12)  # so that the vectors' unit changes nothing
+    model = sklearn("linear_model").LogisticRegression(C=STRENGTH, max_iter=ITERATIONS)
+    model.fit((rows / length).numpy(), y.numpy())
+    found, constant = torch.from_numpy(model.coef_) / length, torch.from_numpy(model.intercept_)
     if len(seen) == 2:  # then it has the logit of the second class alone
         found, constant = torch.cat([-found, found]) / 2, torch.cat([-constant, constant]) / 2
     weight[seen], bias[seen] = found.to(torch.float64), constant.to(torch.float64)

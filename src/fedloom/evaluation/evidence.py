@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.backbones.catalogue import load_backbone
 from fedloom.config import EvaluationConfig
@@ -20,7 +20,7 @@ from fedloom.evaluation.frechet import Moments
 from fedloom.evaluation.likelihood import codes, reconstructions
 from fedloom.evaluation.memorisation import Memorisation, memorisation
 from fedloom.federation.archives import cache_folder
-from fedloom.federation.records import Federation, Records, as_float, concatenate
+from fedloom.federation.records import Federation, Records, Silo, as_float, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.generator import Generator
 from fedloom.models.vae import VAE
@@ -175,6 +175,11 @@ class Evaluation:
         return {group: self.sample(group) for group in self.groups}
 
     @cached_property
+    def labels(self) -> Tensor:
+        """The classes that samples of every group were told, where the pathway is told one."""
+        return self.generator.labels(self.config.samples, seed=self.streams.seed)
+
+    @cached_property
     def features(self) -> dict[Group, Tensor]:
         """The features of samples, as many as there are held-out records, of each group and of all."""
         held_out, extractor = self.real.held_out, self.real.extractor
@@ -200,8 +205,9 @@ class Evaluation:
     def _of_groups(self) -> tuple[Autoencoder, ...]:
         found = []
         for index, group in enumerate(self.groups):
-            if (model := self._whole(Site("server", (index,)), {})) is None:
+            if (model := self.whole(Site("server", (index,)), {})) is None:
                 return ()
+            assert isinstance(model, VAE)
             tables = self.real.held_out[group], self.real.training[group]
             found.append(Autoencoder(model, *tables, self.real.device, group=group))
         return tuple(found)
@@ -209,13 +215,18 @@ class Evaluation:
     def _of_silos(self) -> tuple[Autoencoder, ...]:
         found = []
         for silo in self.real.federation.silos:
-            model = self._whole(Site(silo.name, silo.groups), self.silos.get(silo.name, {}))
+            model = self.silo_model(silo)
             if model is not None:
+                assert isinstance(model, VAE)
                 held_out = concatenate([self.real.held_out[self.groups[group]] for group in silo.groups])
                 found.append(Autoencoder(model, held_out, silo.train, self.real.device, silo=silo.name))
         return tuple(found)
 
-    def _whole(self, site: Site, kept: Tensors) -> VAE | None:
+    def silo_model(self, silo: Silo) -> nn.Module | None:
+        """A silo's model with all its blocks, where they are known."""
+        return self.whole(Site(silo.name, silo.groups), self.silos.get(silo.name, {}))
+
+    def whole(self, site: Site, kept: Tensors) -> nn.Module | None:
         """The model of a site, if the server and the site's own memory have every block of it."""
         method = self.generator.method
         model = method.build(site)
@@ -224,7 +235,6 @@ class Evaluation:
         if set(model.state_dict()) - set(state):
             return None
         model.load_state_dict(state)
-        assert isinstance(model, VAE)
         return model.eval().to(self.real.device)
 
     def skip(self, metric: str, reason: str) -> dict[str, float]:

@@ -18,9 +18,11 @@ from fedloom.evaluation.cost import parameters, silo_cost
 from fedloom.evaluation.domain import blend_rate, class_coverage, domain_hit_rate
 from fedloom.evaluation.evidence import Autoencoder, Evaluation, Real
 from fedloom.evaluation.frechet import Moments, frechet_distance
+from fedloom.evaluation.gradients import gradient_norms
 from fedloom.evaluation.inception_score import inception_score
 from fedloom.evaluation.kernel import kernel_distance
 from fedloom.evaluation.keys import metric_key
+from fedloom.evaluation.labelled import class_variance, posterior, sliced_distance, synthetic_utility
 from fedloom.evaluation.likelihood import Likelihoods, bits_per_dimension, likelihoods, paper_reconstruction
 from fedloom.evaluation.manifold import manifold_scores
 from fedloom.evaluation.probe import ProbeScores, paper_fifth, paper_probe, probe
@@ -327,10 +329,16 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "memorisation": copies,
     "secret-priors": secret_priors,
     "lipschitz": lipschitz,
+    "utility": synthetic_utility,
+    "sliced-wasserstein": sliced_distance,
+    "class-variance": class_variance,
+    "posterior": posterior,
+    "gradients": gradient_norms,
     "cost": cost,
 }
+OF_LABELS = {"utility", "class-variance"}
 ON_FEATURES = {"frechet", "frechet-paper", "kernel", "inception-score", "manifold"}
-OF_SAMPLES = {"domain", "classes", "spread", "memorisation", *ON_FEATURES}
+OF_SAMPLES = {"domain", "classes", "spread", "memorisation", "sliced-wasserstein", *OF_LABELS, *ON_FEATURES}
 NO_SAMPLES = "what it takes to generate images of every group never reached the server"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from fedloom.errors import FedloomError
 from fedloom.federation.building import describe
@@ -15,9 +16,12 @@ from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.privacy.summary import summarise
 from fedloom.reports.audits import AuditFacts, read_audit
+from fedloom.reports.downstream import DownstreamFacts, read_downstream
 from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
+
+Found = TypeVar("Found")
 
 
 class ReportedRun(Protocol):
@@ -107,6 +111,7 @@ class RunFacts:
     problems: tuple[str, ...]  # what of the folder could not be read
     audit: AuditFacts = field(default_factory=AuditFacts)
     not_for_release: str = ""
+    downstream: DownstreamFacts = field(default_factory=DownstreamFacts)
 
 
 def facts_of(subject: Subject, label: str) -> RunFacts:
@@ -129,14 +134,16 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
             return {}
         return _two_levels(found) if isinstance(found, dict) else {}
 
-    def audit() -> AuditFacts:
+    def read(name: str, reader: Callable[[Path], Found], nothing: Found) -> Found:
         try:
-            return read_audit(folder.path / "audit.json")
+            return reader(folder.path / name)
         except UNREADABLE as error:
-            problems.append(f"audit.json cannot be read ({type(error).__name__})")
-            return AuditFacts()
+            problems.append(f"{name} cannot be read ({type(error).__name__})")
+            return nothing
 
-    config, method, attacked = folder.config, _method(subject), audit()
+    config, method = folder.config, _method(subject)
+    attacked = read("audit.json", read_audit, AuditFacts())
+    heads = read("downstream.json", read_downstream, DownstreamFacts())
     privacy = _privacy(folder, problems)
     egress = rows("egress.jsonl")
     later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
@@ -171,6 +178,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         problems=tuple(problems),
         audit=attacked,
         not_for_release=folder.not_for_release,
+        downstream=heads,
     )
 
 

@@ -16,6 +16,7 @@ BLENDED = 0.5  # share of samples that look like a mixture of groups
 OWN_GROUP = 0.8  # share of samples that look like their own group, below which groups are mixed up
 SILENT_CODE = 0.5  # nats of KL over the whole code: less than one bit tells an image from the average one
 WORSE = 2.0  # times the distance of reconstructions
+FAR_BELOW = 0.1  # of accuracy that a balanced accuracy lies under it
 FEW = 100  # samples: a rate from fewer is off by ten points easily
 RECONSTRUCTION = "-reconstruction"  # suffix of a metric that was computed on reconstructions
 # Metrics whose count is one of samples; those of others count rounds, attempts or records.
@@ -75,8 +76,9 @@ def _blending(facts: RunFacts) -> Iterator[str]:
 def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
     for key, history in facts.metrics.items():
         value = last(history)
-        is_divergence = key.startswith(TRAINING) and key.rpartition("/")[2].startswith("kl")
-        if is_divergence and value is not None and value < SILENT_CODE:
+        trained = key.startswith(TRAINING) and key.rpartition("/")[2].startswith("kl")
+        measured = key.startswith("kl/nats/") and not split_key(key)[1]
+        if (trained or measured) and value is not None and value < SILENT_CODE:
             term = f"{key.removeprefix(TRAINING)} = {number(value)} nats"
             yield f"Posterior collapse: the latent code says almost nothing about a record ({term})."
 
@@ -149,6 +151,44 @@ def _not_for_release(facts: RunFacts) -> Iterator[str]:
         yield f"{facts.not_for_release.capitalize()}."
 
 
+def _one_sided(facts: RunFacts) -> Iterator[str]:
+    for end, what in ((0.0, "the silos' own records add nothing"), (1.0, "nothing was gained from the federation")):
+        if len(facts.downstream.lambdas) > 1 and set(facts.downstream.lambdas) == {end}:
+            yield f"Every silo's lambda is {end:g}: {what}."
+
+
+def _classes_missed(facts: RunFacts) -> Iterator[str]:
+    for row, tests in facts.downstream.rows.items():
+        for test, scores in tests.items():
+            accuracy, balanced = scores.get("accuracy"), scores.get("balanced_accuracy")
+            if accuracy is not None and balanced is not None and accuracy - balanced > FAR_BELOW:
+                yield (
+                    f"Rare classes are missed by {row} ({test} test): the balanced accuracy is {balanced:.1%}, "
+                    f"the accuracy {accuracy:.1%}."
+                )
+
+
+def _most_clipped(facts: RunFacts) -> Iterator[str]:
+    privacy = facts.config.get("privacy", {})
+    if privacy.get("mechanism") != "dp-sgd" or privacy.get("clipping") != "fixed":
+        return
+    for key, history in facts.metrics.items():
+        value = last(history)
+        if key.startswith("gradient-norm/") and value is not None and value > privacy["clip"]:
+            yield (
+                f"Most gradients are clipped: half of them are longer than {number(value)}, "
+                f"and privacy.clip is {number(privacy['clip'])} ({key})."
+            )
+
+
+def _not_nearer(facts: RunFacts) -> Iterator[str]:
+    for key, history in facts.metrics.items():
+        known = [value for _, value in sorted(history.items()) if value is not None]
+        if key.startswith("sliced-wasserstein/") and len(known) > 1 and known[-1] >= known[0]:
+            far, now = number(known[0]), number(known[-1])
+            yield f"Samples do not come nearer to real records: {key} was {far} and is {now}."
+
+
 def _unreadable(facts: RunFacts) -> Iterator[str]:
     yield from (f"A file of the run is damaged: {problem}." for problem in facts.problems)
 
@@ -163,6 +203,10 @@ RULES: dict[str, Callable[[RunFacts], Iterator[str]]] = {
     "too-few-samples": _few_samples,
     "not-finite": _not_finite,
     "silent-silos": _silent_silos,
+    "one-sided-mixture": _one_sided,
+    "rare-classes-missed": _classes_missed,
+    "most-gradients-clipped": _most_clipped,
+    "no-nearer-to-real": _not_nearer,
     "refuted": _refuted,
     "not-for-release": _not_for_release,
     "damaged": _unreadable,

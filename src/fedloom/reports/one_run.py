@@ -9,6 +9,7 @@ import tomli_w
 
 from fedloom.privacy.ledger import told
 from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
+from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.reports.panels import Panel
@@ -50,6 +51,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     add("silos", "Who took part", _silos(facts))
     add("sharing", "Who shares what", _sharing(facts))
     add("metrics", "Metrics", _metrics_table(facts) + _curves(facts, training=False))
+    add("downstream", "What it is good for", _downstream(facts))
     add("training", "Training", _curves(facts, training=True))
     for name, panel in story.panels.items():
         add(name, panel.title, _panel(name, panel))
@@ -309,6 +311,23 @@ def _privacy(facts: RunFacts) -> str:
     ]
     spent = table(("silo", "epsilon spent", "granted", "delta"), rows, right=(1, 2, 3)) if rows else ""
     return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
+
+
+def _downstream(facts: RunFacts) -> str:
+    """What ``fedloom downstream`` found; nothing where it has not looked."""
+    found = facts.downstream
+    if not found.rows:
+        return ""
+    columns = [(test, name) for test in TESTS for name in NAMES]
+    rows = [
+        (text(row), *(f"{100 * by[test][name]:.1f}" if name in by[test] else "-" for test, name in columns))
+        for row, by in found.rows.items()
+    ]
+    headers = ("head", *(f"{name.replace('_', ' ')}, {test}" for test, name in columns))
+    meaning = "; ".join(f"{test}: {what}" for test, what in found.tests.items())
+    sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in found.sentences)
+    spent = f"In percent, mean over silos. {meaning}. Privacy: {facts.guarantee}."
+    return f"<p>{text(spent)}</p>{table(headers, rows, right=tuple(range(1, 7)))}<ul>{sentences}</ul>"
 
 
 def _audit(facts: RunFacts) -> str:

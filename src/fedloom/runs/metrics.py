@@ -22,7 +22,7 @@ HIGHER = {
     "probe",
     "utility",
 }
-LOWER = {"blend", "frechet", "frechet-reconstruction", "kernel", "nll", "bits-per-dimension"}
+LOWER = {"blend", "frechet", "frechet-reconstruction", "kernel", "nll", "bits-per-dimension", "sliced-wasserstein"}
 SWAPPED = "-prior-of-"  # in the variant of what was sampled with another group's prior, to see what that does
 
 

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.downstream.heads import Common, label_shares
+from fedloom.downstream.mixture import CHOICES, GRID, SENSITIVITY, Answers
+from fedloom.downstream.retrieval import precision
+from fedloom.evaluation.classification import Head
+from fedloom.federation.records import Records
+
+TRUTH = torch.tensor([0, 1, 0, 1])
+SURE = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
+WRONG = 1 - SURE
+HALF = torch.full((4, 2), 0.5, dtype=torch.float64)
+
+
+def silent(_: int) -> Tensor:
+    return torch.zeros(())
+
+
+def chosen(choice: str, *silos: Answers) -> list[list[float]]:
+    return [weights.reshape(-1).tolist() for weights in CHOICES[choice](silos, silent)]
+
+
+def test_the_mixture_is_equation_4() -> None:
+    found = Answers(SURE, HALF, TRUTH).mixed(torch.tensor(0.3, dtype=torch.float64))
+    torch.testing.assert_close(found[0], torch.tensor([0.3 * 0.9 + 0.7 * 0.5, 0.3 * 0.1 + 0.7 * 0.5]).double())
+    by_class = Answers(SURE, HALF, TRUTH).mixed(torch.tensor([1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(by_class[0], torch.tensor([0.9, 0.5]).double() / 1.4)
+
+
+@pytest.mark.parametrize(
+    ("local", "common", "weight"),
+    [
+        (SURE, WRONG, 1.0),  # hits decide, and among equal hits the likelihood
+        (WRONG, SURE, 0.0),
+        (SURE, HALF, 1.0),
+        (HALF, SURE, 0.0),
+    ],
+)
+def test_a_silo_trusts_whoever_is_right(local: Tensor, common: Tensor, weight: float) -> None:
+    assert chosen("silo", Answers(local, common, TRUTH)) == [[weight]]
+
+
+def test_hits_count_for_every_lambda() -> None:
+    assert Answers(SURE, WRONG, TRUTH).hits().tolist() == [0] * 5 + [2] + [4] * 5  # 0.5: a tie, and the first answer
+
+
+def test_one_lambda_for_all_has_most_hits_over_all_silos() -> None:
+    many = Answers(SURE.repeat(3, 1), WRONG.repeat(3, 1), TRUTH.repeat(3))
+    few = Answers(WRONG, SURE, TRUTH)
+    found = chosen("shared", many, few)
+    assert found[0] == found[1]
+    assert found[0][0] == pytest.approx(0.6)  # the smallest of those with 12 hits
+    assert chosen("silo", many, few) == [[1.0], [0.0]]
+
+
+def test_noise_is_added_to_each_silos_counts() -> None:
+    asked: list[int] = []
+
+    def loud(silo: int) -> Tensor:
+        asked.append(silo)
+        return 100.0 * (GRID[3] == GRID)
+
+    silos = [Answers(SURE, WRONG, TRUTH)] * 3
+    assert CHOICES["shared"](silos, loud)[0] == GRID[3]
+    assert asked == [0, 1, 2]
+
+
+def test_a_record_moves_the_counts_by_no_more_than_their_sensitivity() -> None:
+    one, all_but_one = Answers(SURE, SURE, TRUTH), Answers(SURE[1:], SURE[1:], TRUTH[1:])
+    assert (one.hits() - all_but_one.hits()).norm().item() == pytest.approx(SENSITIVITY) == pytest.approx(math.sqrt(11))
+
+
+def test_each_class_may_trust_another() -> None:
+    """The silo knows class 0 and is blind for class 1; the common head is the other way round."""
+    local = torch.tensor([[0.8, 0.1, 0.1], [0.7, 0.2, 0.1], [0.4, 0.3, 0.3], [0.4, 0.3, 0.3]]).double()
+    common = torch.tensor([[0.3, 0.4, 0.3], [0.3, 0.4, 0.3], [0.2, 0.7, 0.1], [0.25, 0.65, 0.1]]).double()
+    truth = torch.tensor([0, 0, 1, 1])
+    ((first, second, third),) = chosen("class", Answers(local, common, truth))
+    (alike,) = chosen("silo", Answers(local, common, truth))[0]
+    assert first > second
+    assert third == alike  # no validation record has it
+    weights = torch.tensor([first, second, third], dtype=torch.float64)
+    answers = Answers(local, common, truth)
+    assert answers.worth(weights) > answers.worth(torch.tensor(alike))
+
+
+def test_a_silos_prior_replaces_the_one_that_was_learned_with() -> None:
+    """Two normal classes of equal width: the right posterior is known for any prior."""
+    x = torch.tensor([[-0.5], [0.2], [1.0]])
+    learned, prior = (torch.tensor(shares, dtype=torch.float64) for shares in ([0.5, 0.5], [0.9, 0.1]))
+    # p(x|0) = N(-1, 1), p(x|1) = N(1, 1): the log odds are 2 x plus those of the prior.
+    head = Head(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
+    found = Common(head, learned).at(prior, x)
+    expected = torch.sigmoid(2 * x[:, 0].double() + math.log(0.1 / 0.9))
+    torch.testing.assert_close(found[:, 1], expected)
+    torch.testing.assert_close(Common(head, None).at(prior, x), head.probabilities(x))
+
+
+def test_label_shares_can_imagine_one_more_record_of_each_class() -> None:
+    y = torch.tensor([0, 0, 2])
+    records = [Records(torch.zeros(3, 1), y, torch.zeros(3, dtype=torch.int64))]
+    assert label_shares(records, 4).tolist() == pytest.approx([2 / 3, 0, 1 / 3, 0])
+    assert label_shares(records, 4, smoothing=1.0).tolist() == pytest.approx([3 / 7, 1 / 7, 2 / 7, 1 / 7])
+
+
+def test_retrieval_counts_the_nearest_by_angle() -> None:
+    angles = torch.deg2rad(torch.arange(0.0, 90.0, 4.0))  # 23 records
+    gallery = torch.stack([angles.cos(), angles.sin()], dim=1) * torch.linspace(1, 9, len(angles))[:, None]
+    labels = (torch.arange(23) >= 8).long()
+    queries = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    assert precision(queries, torch.tensor([0, 1]), gallery, labels) == pytest.approx((8 / 10 + 10 / 10) / 2)
+    assert precision(queries, torch.tensor([0, 1]), gallery[:4], labels[:4]) == pytest.approx(0.5)

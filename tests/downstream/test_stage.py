@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from downstream.gaussians import config, lopsided, records
+from fedloom.downstream.stage import downstream
+from fedloom.errors import ConfigError, DataError, FedloomWarning
+from fedloom.experiment import Run, train
+from fedloom.federation.records import Federation, Silo
+
+ROWS = ["silo-only", "synthetic-only", "synthetic-only+prior", "mixture", "mixture+prior", "centralised"]
+PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.epsilon=4", "privacy.delta=1e-5", "privacy.accountant=rdp")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(config("moments"), tmp_path_factory.mktemp("moments") / "run", lopsided())
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> dict[str, Any]:
+    return downstream(run, synthetic=1500, federation=lopsided())
+
+
+def test_every_head_is_scored_for_everybody_and_for_each_silo(found: dict[str, Any], run: Run) -> None:
+    assert list(found["rows"]) == ROWS
+    for row in ROWS:
+        for test in ("global", "silo"):
+            of_silos = [silo["rows"][row][test]["accuracy"] for silo in found["silos"]]
+            assert found["rows"][row][test]["accuracy"] == pytest.approx(sum(of_silos) / 3)
+    assert found["epsilon"] is None
+    assert found["guarantee"] == "no DP guarantee"
+    assert json.loads((run.folder.path / "downstream.json").read_text()) == found == run.folder.downstream
+
+
+def test_synthetic_records_teach_a_silo_the_classes_that_it_lacks(found: dict[str, Any]) -> None:
+    rows = found["rows"]
+    third = found["silos"][2]["rows"]
+    assert third["silo-only"]["global"]["accuracy"] < 2 / 3  # it has never met a bee
+    assert third["synthetic-only"]["global"]["accuracy"] > 0.8
+    assert rows["mixture"]["global"]["accuracy"] > rows["silo-only"]["global"]["accuracy"] + 0.05
+    assert rows["centralised"]["global"]["accuracy"] > rows["silo-only"]["global"]["accuracy"] + 0.1
+    for test in ("global", "silo"):
+        for name, gain in found["gain"][test].items():
+            assert gain == pytest.approx(rows["mixture"][test][name] - rows["silo-only"][test][name])
+
+
+def test_a_silos_test_is_weighed_by_its_own_classes(found: dict[str, Any], run: Run) -> None:
+    """On a test of equal classes, global accuracy and balanced accuracy agree; at a silo they do not."""
+    for silo in found["silos"]:
+        scores = silo["rows"]["synthetic-only"]
+        assert scores["global"]["accuracy"] == pytest.approx(scores["global"]["balanced_accuracy"])
+        assert scores["silo"]["accuracy"] != pytest.approx(scores["silo"]["balanced_accuracy"])
+    # The third silo has no bees, so that its own head is right at home.
+    assert found["silos"][2]["rows"]["silo-only"]["silo"]["accuracy"] > 0.85
+
+
+def test_the_silos_prior_helps_at_home(found: dict[str, Any]) -> None:
+    rows = found["rows"]
+    assert rows["synthetic-only+prior"]["silo"]["accuracy"] > rows["synthetic-only"]["silo"]["accuracy"]
+    assert rows["synthetic-only+prior"]["global"]["accuracy"] < rows["synthetic-only"]["global"]["accuracy"]
+
+
+def test_retrieval_finds_classes_among_synthetic_records_that_the_silo_lacks(found: dict[str, Any]) -> None:
+    assert found["retrieval"]["nearest"] == 10
+    assert 1 / 3 < found["retrieval"]["silo-only"] < found["retrieval"]["synthetic-only"] < 1
+
+
+@pytest.mark.parametrize(("choice", "size"), [("shared", 1), ("class", 3)])
+def test_lambda_is_shared_or_of_each_class(run: Run, choice: str, size: int) -> None:
+    other = downstream(run, choice=choice, synthetic=300, federation=lopsided())
+    lambdas = [silo["lambda"]["mixture"] for silo in other["silos"]]
+    if choice == "shared":
+        assert len(set(lambdas)) == size
+        assert other["sentences"] == [
+            "lambda for all: counts of right answers leave the silos as they are, with no DP guarantee"
+        ]
+    else:
+        assert [len(each) for each in lambdas] == [size] * 3
+        assert other["sentences"] == []
+
+
+def test_the_epsilon_spent_is_told_and_a_shared_lambda_is_as_private(tmp_path: Path) -> None:
+    private = train(config("moments", *PRIVATE), tmp_path / "run", lopsided())
+    found = downstream(private, choice="shared", synthetic=300, federation=lopsided())
+    assert 3.9 < found["epsilon"] <= 4
+    assert found["delta"] == 1e-5
+    (sentence,) = found["sentences"]
+    assert "noisy counts of right answers leave the silos, (3.9" in sentence
+    again = downstream(private, choice="shared", synthetic=300, federation=lopsided())
+    assert again == found
+
+
+def test_without_validation_records_there_is_no_mixture(tmp_path: Path) -> None:
+    data = lopsided(validation=False)
+    run = train(config("moments"), tmp_path / "run", data)
+    with pytest.warns(FedloomWarning, match=r"no mixture: data\.validation = 0 leaves the silos no records"):
+        found = downstream(run, synthetic=300, federation=data)
+    assert [row for row in ROWS if "mixture" not in row] == list(found["rows"])
+    assert found["gain"] == {}
+    assert all(silo["lambda"] == {} for silo in found["silos"])
+
+
+def test_fed_lambda_mixes_the_federated_head(tmp_path: Path) -> None:
+    settings = config("linear_head", "rounds=5", "local.learning_rate=0.05")
+    run = train(settings, tmp_path / "run", lopsided())
+    found = downstream(run, federation=lopsided())
+    assert list(found["rows"]) == ["silo-only", "federated", "mixture", "centralised"]
+    model, test = run.generator().model("all"), lopsided().test
+    right = (model.logits(test.x).argmax(1) == test.y).double().mean().item()  # type: ignore[operator, union-attr]
+    assert found["rows"]["federated"]["global"]["accuracy"] == pytest.approx(right)
+    assert found["rows"]["federated"]["global"]["accuracy_deviation"] == 0
+    assert "synthetic-only" not in found["retrieval"]
+
+
+def test_labels_as_at_each_silo_teach_nobody_a_new_class(tmp_path: Path) -> None:
+    """The authors' way: as many synthetic records of a class as the silo has real ones."""
+    run = train(config("dp_cvae", "method.labels=local"), tmp_path / "run", lopsided())
+    found = downstream(run, synthetic=300, federation=lopsided())
+    scores = [silo["rows"]["synthetic-only"]["global"]["accuracy"] for silo in found["silos"]]
+    assert len(set(scores)) > 1  # each silo has a head of its own
+    assert scores[2] <= 2 / 3
+
+
+def test_one_silo_has_no_centralised_row(tmp_path: Path) -> None:
+    alone = replace(lopsided(), silos=lopsided().silos[:1])
+    found = downstream(train(config("moments"), tmp_path / "run", alone), synthetic=300, federation=alone)
+    assert list(found["rows"]) == ROWS[:-1]
+
+
+def test_conditions_are_left_out_of_answers_and_show_the_worst_group(tmp_path: Path) -> None:
+    names = tuple(f"{kind}|sex={sex}" for kind in ("ant", "bee") for sex in "fm")
+    silos = tuple(Silo(f"silo-{i}", records(i, 20, 20, 20, 20), records(9 + i, 8, 8, 8, 8)) for i in range(2))
+    data = Federation("conditions", silos, records(99, 30, 30, 30, 30), ("all",), names)
+    run = train(config("moments", "data.condition=sex"), tmp_path / "run", data)
+    found = downstream(run, synthetic=400, federation=data)
+    scores = found["rows"]["synthetic-only"]["global"]
+    assert scores["worst_group"] < scores["accuracy"]  # one of two groups lies below the mean of both
+    assert scores["worst_group"] > 0.6
+    assert scores["accuracy"] > 0.75  # of two classes, not of four
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"choice": "silos"}, "--lambda: unknown choice 'silos'; did you mean 'silo'"),
+        ({"synthetic": 0}, "--synthetic = 0 must be at least 1"),
+        ({"pathway": "z"}, "--pathway: unknown pathway 'z'"),
+    ],
+)
+def test_mistakes_are_named(run: Run, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        downstream(run, federation=lopsided(), **options)
+
+
+def test_what_has_no_labels_is_refused(tmp_path: Path) -> None:
+    data = lopsided()
+    unlabelled = replace(data, test=replace(data.test, y=torch.full((300,), -1)))
+    blind = train(config("moments"), tmp_path / "one", unlabelled)
+    with pytest.raises(ConfigError, match="'gaussians' has no held-out records with labels to score classifiers on"):
+        downstream(blind, federation=unlabelled)
+    images = train(config("fedvae"), tmp_path / "two", data)
+    with pytest.raises(ConfigError, match="method 'fedvae' generates records without labels"):
+        downstream(images, federation=data)
+    nameless = replace(data, classes=())
+    plain = train(config("fedvae"), tmp_path / "three", nameless)
+    with pytest.raises(DataError, match="learns classes, and the records of 'gaussians' have no classes"):
+        downstream(plain, federation=nameless)
