@@ -9,8 +9,6 @@ import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
-import torch
-
 from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import SiloHome
@@ -41,7 +39,6 @@ def main(home: str, data: str, socket: str) -> None:
     """Serve until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    torch.set_num_threads(max(1, torch.get_num_threads()))
     try:
         answering = service(SiloHome.open(Path(home)), Path(data))
     except FedloomError as error:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+import torch
+
 import fedloom
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
@@ -89,6 +91,8 @@ class SiloService:
         order = Order.of(frame)
         prepared = self._ready(order.config)
         self._check_draw(order)
+        if order.config.engine.threads:  # their number may change the last bit
+            torch.set_num_threads(order.config.engine.threads)
         number, task = order.context.round, _digest(frame)
         shelf, folder = Shelf(self._home / "rounds" / order.run), self._home / "runs" / order.run
         shelf.require_space(frame.size)
