@@ -77,9 +77,10 @@ def test_silos_of_several_groups(name: str) -> None:
         ("privacy.clipping=median",),
         ("privacy.blocks=['decoder']",),
         ("privacy.blocks=['decoder']", "model.network=conv", CONVOLUTIONS),
+        ("model.penalty=jacobian", "model.penalty_limit=0.01"),
         ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "privacy.allocation=late"),
     ],
-    ids=["quantile", "median", "one block", "one block of convolutions", "noise of their own"],
+    ids=["quantile", "median", "one block", "one block of convolutions", "derivatives", "noise of their own"],
 )
 def test_every_kind_of_mechanism(settings: tuple[str, ...]) -> None:
     assert_one_answer(*private_trainer(LARGER, *settings), ROUNDS, IN_CHUNKS)

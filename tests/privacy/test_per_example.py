@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, jvp, stack_module_state, vjp, vmap
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -159,9 +159,8 @@ def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str)
             self.model = model
 
         def forward(self, x: Tensor, *taps: Tensor) -> tuple[Tensor, list[Tensor]]:
-            with Watch(self.model, names, taps) as watch:
-                values = losses(self.model, x)
-            return values, [call.x for call in watch.calls]
+            with Watch(self.model, names) as watch:
+                return watch.tapped(lambda: losses(self.model, x), taps)
 
     with Watch(model, names) as watch:
         losses(model, x)
@@ -223,6 +222,27 @@ def test_a_parameter_used_behind_its_layers_back_is_found() -> None:
     flat = (layer.weight - layer.weight.detach()).square().sum()  # as a proximal term is before the first step
     assert not layers_suffice(lambda: layer(x).sum(1) + flat, watch, parameters)
     assert layer.weight is before
+
+
+def steepness(layer: nn.Module, x: Tensor, way: str) -> Tensor:
+    """The length of a gradient, by either direction of differentiation."""
+    if way == "forward":
+        return jvp(layer, (x,), (torch.ones_like(x),))[1].square().sum(1)
+    if way == "backward":
+        return vjp(layer, x)[1](torch.ones_like(x))[0].square().sum(1)
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(layer(x).sum(), x, create_graph=True)[0].square().sum(1)
+
+
+@pytest.mark.parametrize("way", ["forward", "backward", "twice backward"])
+def test_derivatives_of_layers_inside_a_loss_are_found_even_where_they_do_not_count(way: str) -> None:
+    layer, x = nn.Linear(3, 3), torch.randn(4, 3)
+    watch, parameters = Watch(layer, ["weight", "bias"]), dict(layer.named_parameters())
+    assert not layers_suffice(lambda: layer(x).sum(1) + 0 * steepness(layer, x, way), watch, parameters)
+
+
+def test_parameters_that_layers_share_are_found() -> None:
+    x = torch.randn(4, 3)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     tied[1].weight = tied[0].weight
     watch, parameters = Watch(tied, ["0.weight"]), {"0.weight": tied[0].weight}

@@ -74,15 +74,17 @@ def tapped_losses(
     model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision, watched: Sequence[str]
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors, Sequence[Tensor]], tuple[Tensor, Tensors, list[Tensor]]]:
     """The same with taps at the outputs of the layers that own the ``watched`` parameters, and what went into those."""
-    evaluation = _Evaluation(model)
+    evaluation, watch = _Evaluation(model), Watch(model, watched)
+    watch.__enter__()  # once and for all: a compiler does not follow hooks that come and go
 
     def one(
         weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
     ) -> tuple[Tensor, Tensors, list[Tensor]]:
         state = {f"model.{name}": tensor for name, tensor in weights.items()}
-        with Watch(model, watched, taps) as watch:
-            losses = functional_call(evaluation, state, (phase, columns, noise, received, context()))
-        return losses.total, dict(losses.terms), [call.x for call in watch.calls]
+        losses, inputs = watch.tapped(
+            lambda: functional_call(evaluation, state, (phase, columns, noise, received, context())), taps
+        )
+        return losses.total, dict(losses.terms), inputs
 
     batched = vmap(one, randomness="error")
 

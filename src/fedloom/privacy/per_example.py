@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,37 +20,38 @@ from torch.utils.hooks import RemovableHandle
 
 from fedloom.errors import ConfigError, FedloomError
 
+Result = TypeVar("Result")
+
 # Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
 ROUNDING = 4e-6
 NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate"
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
-    """One factor of the gradients of examples, which several parameters may share; what was computed of it is kept."""
+    """One factor of the gradients of examples, (examples, places, width), which several parameters may share."""
 
-    values: Tensor  # (examples, places, width)
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._norms: Tensor | None = None
+        self._scaled: tuple[Tensor, Tensor] | None = None
 
-    @cached_property
+    @property
     def norms(self) -> Tensor:
         """(examples,)."""
-        norms: Tensor = torch.linalg.vector_norm(self.values, dim=(1, 2))
-        return norms
+        if self._norms is None:
+            self._norms = torch.linalg.vector_norm(self.values, dim=(1, 2))
+        return self._norms
 
-    @cached_property
+    @property
     def finite(self) -> Tensor:
         """Without what is not finite: a gradient of factor 0 must not come back as 0 * inf."""
         return torch.nan_to_num(self.values, nan=0.0, posinf=0.0, neginf=0.0)
 
-    @cached_property
-    def _scaled(self) -> dict[int, Tensor]:
-        return {}
-
     def scaled(self, factors: Tensor) -> Tensor:
         """Each example times its factor; those of factor 0 do not count, whatever they are."""
-        if id(factors) not in self._scaled:
-            self._scaled[id(factors)] = torch.nan_to_num(factors[:, None, None] * self.values, nan=0.0)
-        return self._scaled[id(factors)]
+        if self._scaled is None or self._scaled[0] is not factors:
+            self._scaled = factors, torch.nan_to_num(factors[:, None, None] * self.values, nan=0.0)
+        return self._scaled[1]
 
     def __add__(self, other: Rows) -> Rows:
         return Rows(torch.cat((self.values, other.values), 1))
@@ -204,16 +204,13 @@ class Call:
 
 
 class Watch:
-    """While it is entered, notes what goes into and comes out of every layer that owns one of the parameters.
+    """While it is entered, notes what goes into and comes out of every layer that owns one of the parameters."""
 
-    ``taps``, one for each call in order, are added to the outputs; with zeros that changes nothing, and the gradient
-    at a tap is the gradient at that output, even where outputs cannot be reached afterwards (inside ``vmap``).
-    """
-
-    def __init__(self, model: nn.Module, names: Sequence[str], taps: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.calls: list[Call] = []
         self._names = frozenset(names)
-        self._taps = taps
+        self._noting = True
+        self._taps: Sequence[Tensor] = ()
         owners = {name.rpartition(".")[0] for name in names}
         self.layers = {owner: model.get_submodule(owner) for owner in owners}
         self._handles: list[RemovableHandle] = []
@@ -236,14 +233,27 @@ class Watch:
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not torch.is_grad_enabled() or (self._taps is None and not output.requires_grad):
-                return output  # a constant of this loss, or inside a derivative, whose own gradient is out of sight
-            if self._taps is not None:
+            if not self._noting or not torch.is_grad_enabled():  # without gradients it is a constant of this loss
+                return output
+            if self._taps:
                 output = output + self._taps[len(self.calls)].to(output.dtype)
             self.calls.append(Call(name, layer, inputs[0], output))
             return output
 
         return hook
+
+    def tapped(self, function: Callable[[], Result], taps: Sequence[Tensor]) -> tuple[Result, list[Tensor]]:
+        """What a function gives while taps, one for each call in order, are added to the outputs; and the inputs.
+
+        With zeros that changes nothing, and the gradient at a tap is the gradient at that output, even where outputs
+        cannot be reached afterwards (inside ``vmap``). A watch that is used like this stays entered and notes nothing
+        at other times.
+        """
+        self.calls, self._taps, self._noting = [], taps, True
+        result = function()
+        inputs = [call.x for call in self.calls]
+        self.calls, self._taps, self._noting = [], (), False
+        return result, inputs
 
     def forms(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> dict[str, Form]:
         """Every example's gradient for every parameter that was reached; a pure function of tensors.
@@ -272,8 +282,36 @@ def watched_gradients(values: Tensor, watch: Watch) -> dict[str, Form]:
     return watch.forms([call.x.detach() for call in watch.calls], gradients)
 
 
+class _Marked(torch.autograd.Function):
+    """The identity, which notes when somebody asks for a derivative that can itself be differentiated."""
+
+    @staticmethod
+    def forward(output: Tensor, derived: set[str]) -> Tensor:  # noqa: ARG004
+        """Unchanged."""
+        return output.view_as(output)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, set[str]], output: Tensor) -> None:  # noqa: ARG004
+        """Where to note it."""
+        ctx.derived = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Gradients are enabled only where they are to have gradients themselves."""
+        if torch.is_grad_enabled():
+            ctx.derived.add("layer")
+        return gradient, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Forwards likewise."""
+        ctx.derived.add("layer")
+        return tangent.view_as(tangent)
+
+
 def layers_suffice(losses: Callable[[], Tensor], watch: Watch, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether a watch misses nothing: no layer without a rule, and no parameter used behind its layer's back.
+    """Whether a watch misses nothing: no layer without a rule, none whose derivative is a part of the losses, and no
+    parameter used behind its layer's back.
 
     Each layer is handed constants in place of its parameters; whatever the losses still depend on is used elsewhere.
     """
@@ -285,18 +323,20 @@ def layers_suffice(losses: Callable[[], Tensor], watch: Watch, parameters: Mappi
         owned[layer] = dict(layer._parameters)
         layer._parameters.update({n: p if p is None else p.detach() for n, p in owned[layer].items()})  # type: ignore[misc]
 
-    def bring_back(layer: nn.Module, *_: Any) -> None:
+    def bring_back(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
         layer._parameters.update(owned[layer])
+        return cast("Tensor", _Marked.apply(output, derived))  # type: ignore[no-untyped-call]
 
+    derived: set[str] = set()  # no list, which would be copied inside a derivative
     handles = [layer.register_forward_pre_hook(hide) for layer in owned]
-    handles += [layer.register_forward_hook(bring_back, always_call=True) for layer in owned]
+    handles += [layer.register_forward_hook(bring_back) for layer in owned]
     try:
         values = losses()
     finally:
         for handle in handles:
             handle.remove()
-    if not values.requires_grad:
-        return True
+    if derived or not values.requires_grad:
+        return not derived
     left = torch.autograd.grad(values.sum(), list(parameters.values()), allow_unused=True)
     return all(gradient is None for gradient in left)
 
