@@ -22,7 +22,7 @@ from support import names_in, tiny_config
 
 def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, Subject]:
     """Generators as they are before the first round, of images or, where the method learns labels, of vectors."""
-    vectors = method in {"dp_cvae", "dp_cgan", "flow", "moments", "refined_moments", "linear_head"}
+    vectors = recipes()[method].vectors
     config = (labelled_config if vectors else _images)(method, "seed=5", *overrides)
     federation = labelled_federation() if vectors else images
     made = Experiment.of(config, federation).method
@@ -35,7 +35,7 @@ def _images(method: str, *overrides: str) -> fedloom.Config:
     return tiny_config(f"method.name={method}", *overrides)
 
 
-CASES = [(name, ()) for name in sorted(recipes())] + [
+CASES = [(name, ()) for name in sorted(recipes()) if name != "linear_head"] + [  # which classifies
     ("fissionvae", ("method.hierarchy=true", "method.prior=wave")),
     ("fissionvae", ("method.prior=random",)),
     ("fedvae", ("model.lipschitz=2.0",)),
@@ -47,8 +47,7 @@ def test_generators_read_back_sample_the_same(
     method: str, overrides: tuple[str, ...], tiny_federation: Federation, tmp_path: Path
 ) -> None:
     generator, subject = fresh(method, tiny_federation, *overrides)
-    if not generator.pathways:
-        pytest.skip("generates nothing at the server")
+    assert generator.pathways
     write_safetensors(tmp_path, subject)
     back = load_generators(tmp_path)
     assert back.pathways == generator.pathways
