@@ -9,6 +9,7 @@ done again is then another release, unless the bytes that were finished are sent
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from fedloom.config import PrivacyConfig
@@ -29,12 +30,13 @@ def check_deployable(settings: PrivacyConfig) -> None:
 def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0) -> Ledger:
     """The ledger of a silo's data at a path, bound to them and to what their operator grants for good.
 
-    ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n).
+    ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n). What is only counted, up to an infinite
+    epsilon, needs no filter, and a filter could not count it.
     """
     granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
     ledger = Ledger(path)
     try:
-        ledger.enrol(silo.name, silo.digest, Budget(epsilon, granted, "filter"))
+        ledger.enrol(silo.name, silo.digest, Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld"))
     except BaseException:
         ledger.close()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shutil
 import threading
@@ -346,6 +347,13 @@ def test_secure_noise_is_paid_for_once_and_the_same_bytes_are_sent_again(tmp_pat
     assert third.kind == "update"
     assert third.parts != first.parts
     assert charges(deployment) == 2
+
+
+def test_what_is_only_counted_is_counted(tmp_path: Path) -> None:
+    deployment, task = first_task(tmp_path, lambda *_: Grant(math.inf))
+    assert deployment.service(1).answer(task).kind == "update"
+    (account,) = read_accounts(deployment.home(1) / "ledger.sqlite")
+    assert 1 < account.spent < 8  # planned for a filter of 8, counted by a sharper accountant
 
 
 def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
