@@ -137,7 +137,11 @@ def test_a_spoilt_part_is_thrown_away_and_fetched_anew(mirror: Mirror, spoil: ob
     assert_complete(get("mnist", mirrors=[mirror.url]))
 
 
-@pytest.mark.parametrize("content", [b"<html>sorry</html>", gzip.compress(b"other"), PACKED[LARGE][:-9]])
+@pytest.mark.parametrize(
+    "content",
+    [b"<html>sorry</html>", gzip.compress(b"other", mtime=0), PACKED[LARGE][:-9]],
+    ids=["page", "other", "cut"],
+)
 def test_a_damaged_file_is_refused_and_the_next_mirror_asked(mirror: Mirror, content: bytes) -> None:
     mirror.files["bad/" + LARGE] = content
     with pytest.raises(DataError, match="sent a damaged file"):
