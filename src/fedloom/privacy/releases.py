@@ -22,7 +22,7 @@ from fedloom.privacy.noise import Moment, Randomness
 from fedloom.streams import Streams
 
 Tensors = dict[str, Tensor]
-# Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is much faster.
+# Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is faster.
 ROWS, TRIED_ROWS = 16, 4
 
 
