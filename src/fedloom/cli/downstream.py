@@ -49,7 +49,7 @@ def downstream(
 
 def print_scores(found: Mapping[str, Any]) -> None:
     """The table, and what it means."""
-    columns = tuple(f"{title} {test}" for test in ("global", "silo") for title in SHOWN.values())
+    columns = tuple(f"{title}\n{test}" for test in ("global", "silo") for title in SHOWN.values())
     shown = table("head", *columns, right=columns)
     rows = {**found["rows"], **({"mixture minus silo-only": found["gain"]} if found["gain"] else {})}
     for row, tests in rows.items():
