@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, recipes
 from fedloom.methods.generator import LABEL_SHARES, Generator
-from fedloom.models.labelled import ConditionalVAE, LinearHead
+from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
+from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, LinearHead
 from fedloom.objectives.labelled import ConditionalAdversarial, ConditionalElbo, CrossEntropy, drawn_labels
 from fedloom.privacy.accounting import spent
 from fedloom.privacy.ledger import Ledger
@@ -148,6 +150,76 @@ def test_the_latent_variance_can_be_learned_for_all_or_for_each_class(kind: str,
     losses = objective(model, batch, noise_for(objective, 4), {}, CONTEXT)
     expected = 3 * (torch.tensor(2.0).log() + 0.125 - 0.5)
     torch.testing.assert_close(losses.terms["kl"], expected.expand(4))
+
+
+LINEAR = ("model.posterior=closed-form", "model.hidden=[]", "model.latent=2", "method.labels=uniform")
+
+
+def linear_cvae() -> LinearConditionalVAE:
+    torch.manual_seed(4)
+    model = method_of("dp_cvae", *LINEAR).build(Site("s", (0,)))
+    assert isinstance(model, LinearConditionalVAE)
+    nn.init.normal_(model.decoder.layers[0].weight, std=0.3)  # type: ignore[arg-type]
+    return model
+
+
+def test_latents_of_a_linear_decoder_are_the_best_there_are() -> None:
+    model, batch = linear_cvae(), batch_of(vectors(5, 1))
+    found = model.encode(batch.x, batch.y)
+    mean = found.mean.clone().requires_grad_()
+    log_variance = found.log_variance.clone().requires_grad_()
+    # The bound of a linear decoder without sampling: E|x - W z - b|^2 = |x - W m - b|^2 + sum_i v_i |W_i|^2.
+    columns = model.decoder.layers[0].weight[:, :2].detach().square().sum(0)  # type: ignore[index, union-attr]
+    squared = (batch.x - model.decode(mean, batch.y)).square().sum(1) + (log_variance.exp() * columns).sum(1)
+    q = DiagonalGaussian(mean, log_variance)
+    bound = (squared / (2 * model.variance) + kl_divergence(q, model.prior(batch.y))).sum()
+    for slope in torch.autograd.grad(bound, [mean, log_variance]):
+        torch.testing.assert_close(slope, torch.zeros_like(slope), atol=2e-4, rtol=0)
+
+
+def test_without_an_encoder_only_the_decoder_learns_and_leaves() -> None:
+    method = method_of("dp_cvae", *LINEAR)
+    assert list(method.plan.blocks) == ["decoder"]
+    assert [(phase.trains, phase.touches_records) for phase in method.phases] == [(("decoder",), True)]
+    model = method.build(Site("s", (0,)))
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"decoder"}
+
+
+def test_an_encoder_that_learns_from_the_decoder_looks_at_no_record() -> None:
+    method = method_of("dp_cvae", "model.posterior=from-decoder")
+    assert [(phase.trains, phase.touches_records) for phase in method.phases] == [
+        (("encoder",), False),
+        (("decoder",), True),
+    ]
+    objective, model = method.phases[0].objective, cvae()
+    noise = noise_for(objective, 5)
+    losses = [objective(model, batch_of(vectors(5, seed)), noise, {}, CONTEXT).total for seed in (1, 2)]
+    assert torch.equal(*losses)
+    label = drawn_labels(noise["label"], 3)
+    dreamt = model.decode(noise["z"], label) + noise["x"] / math.sqrt(12)  # the variance is 1 / (2 * 6)
+    torch.testing.assert_close(losses[0], -model.encode(dreamt, label).log_density(noise["z"]))
+    (slope,) = torch.autograd.grad(losses[0].sum(), [model.decoder.layers[0].weight], allow_unused=True)  # type: ignore
+    assert slope is None
+
+
+def test_a_linear_decoder_learns_where_noise_is_shared(tmp_path: Path) -> None:
+    """A round is one sum over all silos, which an encoder at each silo would make impossible."""
+    shared = (*PRIVATE, "privacy.trust=distributed", "local.steps=1", "local.optimizer=sgd", "local.batch_size=60")
+    settings = (*shared, "rounds=15", "local.learning_rate=2")
+    generator = train(config("dp_cvae", *LINEAR, *settings), tmp_path / "run", federation()).generator()
+    for label, name in enumerate(CLASSES):
+        assert generator.sample(500, group="all", label=name, pathway="x").mean(0).argmax().item() == label
+    with pytest.raises(ConfigError, match="block 'encoder' has scope 'silo', not 'global'"):
+        Experiment.of(config("dp_cvae", *settings, "method.labels=uniform"), federation()).trainer.check_privacy()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["model.hidden=[8]", "model.kl_weight=2", "method.loss=reference", "method.prior_variance=class"]
+)
+@pytest.mark.filterwarnings("ignore:method.loss")
+def test_known_latents_need_a_linear_decoder_and_the_plain_bound(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs model.hidden = \[\], model.kl_weight = 1"):
+        method_of("dp_cvae", *LINEAR, wrong)
 
 
 def test_noise_is_calibrated_for_all_rounds_and_all_of_it_is_spent(tmp_path: Path) -> None:

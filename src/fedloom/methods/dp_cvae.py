@@ -5,13 +5,14 @@ Di Salvo, Nguyen, Ledig: "Embedding-Based Federated Data Sharing via Differentia
 by records; equation 3: z ~ N(0, I), y ~ classes, x = decoder(z, y). Noise on all gradients of encoder and decoder
 jointly, because the decoder's depend on the encoder. Three linear layers are ``model.hidden`` of two widths. The
 latent variance learned for all or for each class, and labels that follow noisy counts, answer its open questions.
+With ``model.posterior`` other than "amortised" no encoder learns from records (:mod:`fedloom.methods.posteriors`).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -19,12 +20,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fedloom.config import at_least
-from fedloom.errors import FedloomWarning
+from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
 from fedloom.methods.labels import Labels, require_vectors, with_labels
-from fedloom.models.labelled import ConditionalVAE, TellingDecoder, Told
-from fedloom.objectives.labelled import ConditionalElbo
+from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
+from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 COLLAPSE = (
@@ -47,9 +48,47 @@ def build(setting: Setting, options: Options, _: Site) -> ConditionalVAE:
     """Fresh weights."""
     model, width, classes = setting.config.model, setting.shape[0], len(setting.classes)
     scales = {"unit": 0, "learned": 1, "class": classes}[options.prior_variance]
-    encoder = Told(width, model.hidden, 2 * model.latent, classes)
     decoder = TellingDecoder(model.latent, model.hidden[::-1], width, classes, scales)
-    return ConditionalVAE(encoder, decoder, model.latent, options.variance or 0.5 / width)
+    variance = options.variance or 0.5 / width
+    if model.posterior == "closed-form":
+        return LinearConditionalVAE(decoder, model.latent, variance)
+    encoder = Told(width, model.hidden, 2 * model.latent, classes)
+    return ConditionalVAE(encoder, decoder, model.latent, variance)
+
+
+def amortised(setting: Setting, options: Options) -> tuple[Phase, ...]:
+    """Encoder and decoder learn together."""
+    model, local = setting.config.model, setting.config.local
+    reference = local.batch_size if options.loss == "reference" else 0
+    bound = ConditionalElbo(model.latent, model.kl_weight, reference)
+    return (Phase("cvae", ("encoder", "decoder"), bound, OptimizerPlan.of(local)),)
+
+
+def from_decoder(setting: Setting, options: Options) -> tuple[Phase, ...]:
+    """The encoder learns from samples of the decoder, then the decoder from records."""
+    (phase,) = amortised(setting, options)
+    dreams = ConditionalDreams(setting.config.model.latent, setting.shape[0], len(setting.classes))
+    encoder = Phase("encoder", ("encoder",), dreams, phase.optimizer, touches_records=False)
+    return (encoder, Phase("decoder", ("decoder",), phase.objective, phase.optimizer))
+
+
+def closed_form(setting: Setting, options: Options) -> tuple[Phase, ...]:
+    """A linear decoder learns alone, from the best latents that independent ones can be."""
+    model = setting.config.model
+    if model.hidden or model.kl_weight != 1 or options.loss != "bound" or options.prior_variance != "unit":
+        raise ConfigError(
+            "model.posterior = 'closed-form' of method 'dp_cvae' needs model.hidden = [], model.kl_weight = 1, "
+            "method.loss = 'bound' and method.prior_variance = 'unit'"
+        )
+    (phase,) = amortised(setting, options)
+    return (Phase("decoder", ("decoder",), phase.objective, phase.optimizer),)
+
+
+PHASES: dict[str, Callable[[Setting, Options], tuple[Phase, ...]]] = {
+    "amortised": amortised,
+    "from-decoder": from_decoder,
+    "closed-form": closed_form,
+}
 
 
 def from_latent(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
@@ -65,24 +104,24 @@ def from_likelihood(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor
 
 
 def make(setting: Setting, options: Options) -> Method:
-    """Encoder SILO, decoder GLOBAL, one phase."""
-    width, model, local = require_vectors(setting, "dp_cvae"), setting.config.model, setting.config.local
+    """Encoder SILO, where there is one, and decoder GLOBAL."""
+    width, model = require_vectors(setting, "dp_cvae"), setting.config.model
     if options.loss == "reference":
         warnings.warn(COLLAPSE, FedloomWarning, stacklevel=2)
-    plan = SharingPlan({"encoder": SILO, "decoder": GLOBAL}, setting.groups).with_scopes(setting.config.sharing.scopes)
-    reference = local.batch_size if options.loss == "reference" else 0
-    objective = ConditionalElbo(model.latent, model.kl_weight, reference)
+    blocks = {"decoder": GLOBAL} if model.posterior == "closed-form" else {"encoder": SILO, "decoder": GLOBAL}
+    plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
     latent, whole = {"z": (model.latent,)}, {"z": (model.latent,), "x": (width,)}
     method = Method(
         name="dp_cvae",
         plan=plan,
         build=partial(build, setting, options),
-        phases=(Phase("cvae", ("encoder", "decoder"), objective, OptimizerPlan.of(local)),),
+        phases=PHASES[model.posterior](setting, options),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways={
             "z": Pathway(latent, from_latent, "z ~ p(z|y) -> mean of x", ("decoder",), labelled=True),
             "x": Pathway(whole, from_likelihood, "z ~ p(z|y) -> x ~ p(x|z,y)", ("decoder",), labelled=True),
         },
+        own_posterior=True,
     )
     return with_labels(method, setting, options.labels)
 

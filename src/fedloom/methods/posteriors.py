@@ -22,7 +22,7 @@ from fedloom.objectives.posteriors import Dreams, Evidence
 def with_posterior(method: Method, setting: Setting) -> Method:
     """The method with latents from where the configuration says."""
     wanted = setting.config.model.posterior
-    if wanted == "amortised":
+    if wanted == "amortised" or method.own_posterior:
         return method
     if set(method.plan.blocks) != {"encoder", "decoder"} or not isinstance(method.build, BuildVAE):
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from torch.nn import functional
 
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.networks import mlp
+
+FIRST = 0.01  # size of a linear decoder's first weights: vectors have length 1, and noise leaves few steps
 
 
 class Told(nn.Module):
@@ -46,7 +49,7 @@ class TellingDecoder(Told):
 class ConditionalVAE(nn.Module):
     """Blocks ``encoder`` q(z | x, y) and ``decoder`` p(x | z, y) = N(mean, variance I)."""
 
-    def __init__(self, encoder: Told, decoder: TellingDecoder, latent: int, variance: float) -> None:
+    def __init__(self, encoder: nn.Module, decoder: TellingDecoder, latent: int, variance: float) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -64,6 +67,31 @@ class ConditionalVAE(nn.Module):
     def prior(self, label: Tensor) -> DiagonalGaussian:
         """p(z | y)."""
         return self.decoder.prior(label, self.latent)
+
+
+class LinearConditionalVAE(ConditionalVAE):
+    """A block ``decoder`` alone, one linear layer, whose best q(z | x, y) with independent latents is known."""
+
+    def __init__(self, decoder: TellingDecoder, latent: int, variance: float) -> None:
+        super().__init__(nn.Identity(), decoder, latent, variance)
+        nn.init.normal_(self._layer.weight, std=FIRST)
+        nn.init.zeros_(self._layer.bias)
+
+    @property
+    def _layer(self) -> nn.Linear:
+        return cast("nn.Linear", self.decoder.layers[0])
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, label: Tensor) -> DiagonalGaussian:
+        """With P = I + W'W / s: the exact posterior's mean P^-1 W'(x - b_y) / s, and variances 1 / P_ii.
+
+        The bound's slope along the best q is 0, so that no gradient need flow through it.
+        """
+        weight = self._layer.weight[:, : self.latent]
+        residual = x - self.decode(x.new_zeros(len(x), self.latent), label)
+        precision = torch.eye(self.latent, device=x.device) + weight.mT @ weight / self.variance
+        mean = torch.linalg.solve(precision, (residual @ weight / self.variance).mT).mT
+        return DiagonalGaussian(mean, -precision.diagonal().log().expand_as(mean))
 
 
 class ConditionalGAN(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -58,6 +59,35 @@ def drawn_labels(noise: Tensor, classes: int) -> Tensor:
     """Classes, all alike, from standard normal numbers: drawn by nobody's records."""
     uniform: Tensor = torch.special.ndtr(noise)
     return (uniform * classes).long().clamp(0, classes - 1)
+
+
+@dataclass(frozen=True)
+class ConditionalDreams:
+    """-log q(z | x, y) for a y that is drawn, z ~ p(z | y) and x ~ p(x | z, y): an encoder that no record teaches."""
+
+    latent: int
+    width: int
+    classes: int
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """A label, a latent, and what lies between a vector and its mean."""
+        return {"label": (), "z": (self.latent,), "x": (self.width,)}
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,  # noqa: ARG002 - that is the point
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],  # noqa: ARG002
+        context: RoundContext,  # noqa: ARG002
+    ) -> Losses:
+        """For each dreamt example."""
+        assert isinstance(model, ConditionalVAE)
+        label = drawn_labels(noise["label"], self.classes)
+        z = model.prior(label).sample(noise["z"])
+        dreamt = (model.decode(z, label) + math.sqrt(model.variance) * noise["x"]).detach()
+        return Losses(-model.encode(dreamt, label).log_density(z.detach()), {})
 
 
 @dataclass(frozen=True)
