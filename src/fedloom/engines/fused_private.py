@@ -198,14 +198,15 @@ class PrivateProgram(StackProgram):
             if not phase.touches_records
         }
         self._released = quickened(vmap(self._release)) if compiled else vmap(self._release)
+        self._drawn: dict[int, Tensor] = {}
         self._flat: dict[int, Tensor] = {}
         self._noise: dict[int, Tensors] = {}
         for number in self._clipped:
             shapes = {n: self.weights[n].shape[1:] for n in self._trained[number] if mechanism.is_private(n)}
             numbers = 1 + sum(shape.numel() for shape in shapes.values())
             # Padded, so that every silo's noise begins where memory is read fast.
-            padded = torch.zeros(size, -(-numbers // 4) * 4, device=self._device)
-            self._flat[number] = padded[:, :numbers]
+            self._drawn[number] = torch.zeros(size, -(-numbers // 4) * 4, device=self._device)
+            self._flat[number] = self._drawn[number][:, :numbers]
             self._noise[number] = divided(self._flat[number], shapes)
         self._bounds = {n: mechanism.clipping.start().to(self._device).repeat(size) for n in self._clipped}
         # Of the noise on gradients and on counts, and of each example: all divided by the expected batch.
@@ -251,11 +252,12 @@ class PrivateProgram(StackProgram):
 
     def draw(self, silos: int) -> None:
         """The noise of a step: by the device's generator, or on the host silo by silo as the plain loop draws it."""
+        if self._device.type == "cuda" and not self._host_noise:
+            for drawn in self._drawn.values():
+                drawn[:silos].normal_(generator=self._generator)
+            return
         source, moment = StreamNoise(self._trainer.streams), self._steps_taken * len(self._flat)
         for number, flat in enumerate(self._flat.values()):
-            if self._device.type == "cuda" and not self._host_noise:
-                flat[:silos].normal_(generator=self._generator)
-                continue
             for position, silo in enumerate(self._silos[:silos]):
                 now = Moment(silo, self._round, moment + number)
                 if self._device.type == "cpu":
