@@ -21,6 +21,7 @@ from fedloom.methods.generator import Generator
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError, Update
 from fedloom.streams import Streams
+from labelled_vectors import CLASSES, labelled_config
 from support import equal_bits
 
 ALIGN = "method.name=align_fl"
@@ -349,6 +350,11 @@ class TestWhatIsRefused:
     def test_settings_that_do_not_fit(self, overrides: list[str], complaint: str) -> None:
         with pytest.raises(ConfigError, match=complaint):
             self.made(*overrides)
+
+    def test_decoders_that_are_told_the_class(self) -> None:
+        config = labelled_config("dp_cvae", "server.step=mean+distil")
+        with pytest.raises(ConfigError, match="is not built for decoders that are told the class"):
+            make_method(Setting(config, (6,), ("all",), CLASSES, ("one", "two")))
 
     @staticmethod
     def made(*overrides: str) -> Method:

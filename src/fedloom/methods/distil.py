@@ -263,6 +263,8 @@ def with_server_step(method: Method, setting: Setting) -> Method:
     needed = source.blocks if source else ()
     averaged = [b for b, rule in plan.blocks.items() if rule.up and rule.scope in (Scope.GLOBAL, Scope.GROUP)]
     step = settings.step
+    if source is not None and source.labelled and "distil" in step:
+        raise ConfigError(f"server.step = '{step}' is not built for decoders that are told the class")
     if step == "auto":
         sent = any(plan.blocks[block].up and plan.blocks[block].scope is Scope.SILO for block in needed)
         step = "distil" if sent and not averaged else "mean"
