@@ -388,7 +388,7 @@ def test_what_has_no_classes_or_is_no_vector_is_refused(name: str) -> None:
         (replace(plain, classes=()), "needs records of at least two classes, not 0"),
         (replace(plain, classes=("ant",)), "needs records of at least two classes, not 1"),
         (replace(plain, silos=(unknown,)), "2 of the 60 records of silo 'silo-0' have no label"),
-        (replace(plain, silos=(images,)), r"needs vectors, but the records have shape \(1, 2, 3\)"),
+        (replace(plain, silos=(images,), test=images.train), r"needs vectors, but the records have shape \(1, 2, 3\)"),
     ):
         with pytest.raises((ConfigError, DataError), match=sentence):
             Experiment.of(config(name), data)

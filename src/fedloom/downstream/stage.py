@@ -126,6 +126,7 @@ class Stage:
 
     def report(self, progress: Callable[[str], None]) -> dict[str, Any]:
         """Everything that is written down."""
+        self.unlearnable()
         progress("training each silo's own head")
         answers: dict[str, list[Tensor]] = {LOCAL: [self.of(head, self.federation.test) for head in self.heads.local]}
         progress("training the common head")
@@ -171,6 +172,15 @@ class Stage:
             ],
             "sentences": self.sentences,
         }
+
+    def unlearnable(self) -> None:
+        """Say which classes nobody can have learned."""
+        federation = self.federation
+        seen = torch.unique(torch.cat([silo.train.y for silo in federation.silos])).tolist()
+        tested = torch.unique(federation.test.y).tolist()
+        if missing := [federation.classes[label] for label in tested if label not in seen]:
+            count = int((~torch.isin(federation.test.y, torch.tensor(seen))).sum())
+            self.say(f"{count} held-out records are of classes that no silo trains on: {', '.join(missing)}")
 
     def of(self, head: Head, records: Records) -> Tensor:
         """A head's probabilities of the plain classes."""

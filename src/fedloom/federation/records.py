@@ -215,10 +215,15 @@ class Federation:
                 )
             if not silo.train.x.is_floating_point() and silo.train.x.dtype != torch.uint8:
                 raise DataError(f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats")
-            if silo.train.x.is_floating_point() and not torch.isfinite(silo.train.x).all():
-                raise DataError(f"silo '{silo.name}' holds values that are not finite")
+            for records in (silo.train, *((silo.validation,) if silo.validation is not None else ())):
+                if records.x.is_floating_point() and not torch.isfinite(records.x).all():
+                    raise DataError(f"silo '{silo.name}' holds values that are not finite")
             if max(silo.groups) >= len(self.groups) or min(silo.groups) < 0:
                 raise DataError(f"silo '{silo.name}' has records of a group that the federation does not name")
+        if len(self.test) and self.test.shape != self.shape:
+            raise DataError(f"the held-out records have shape {self.test.shape}, those of the silos {self.shape}")
+        if self.test.x.is_floating_point() and not torch.isfinite(self.test.x).all():
+            raise DataError("the held-out records hold values that are not finite")
 
     def __len__(self) -> int:
         return len(self.silos)
