@@ -93,9 +93,9 @@ def test_each_class_may_trust_another() -> None:
 def test_a_silos_prior_replaces_the_one_that_was_learned_with() -> None:
     """Two normal classes of equal width: the right posterior is known for any prior."""
     x = torch.tensor([[-0.5], [0.2], [1.0]])
-    learned, prior = (torch.tensor(shares, dtype=torch.float64) for shares in ([0.5, 0.5], [0.9, 0.1]))
+    learned, prior = (torch.tensor(shares, dtype=torch.float64) for shares in ([0.2, 0.8], [0.9, 0.1]))
     # p(x|0) = N(-1, 1), p(x|1) = N(1, 1): the log odds are 2 x plus those of the prior.
-    head = Head(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
+    head = Head(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), learned.log())
     found = Common(head, learned).at(prior, x)
     expected = torch.sigmoid(2 * x[:, 0].double() + math.log(0.1 / 0.9))
     torch.testing.assert_close(found[:, 1], expected)

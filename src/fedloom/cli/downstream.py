@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedloom.cli.output import Json, say, show, show_json, table, terminal
+from fedloom.downstream import SYNTHETIC_RECORDS
 
 SHOWN = {"accuracy": "ACC", "balanced_accuracy": "BACC", "macro_f1": "F1"}
 
@@ -19,7 +20,9 @@ def downstream(
         str,
         typer.Option("--lambda", help="Whose weight of the mixture: silo, shared (by all) or class (of each silo)."),
     ] = "silo",
-    synthetic: Annotated[int, typer.Option(help="Synthetic records that the common head learns from.")] = 10_000,
+    synthetic: Annotated[
+        int, typer.Option(help="Synthetic records that the common head learns from.")
+    ] = SYNTHETIC_RECORDS,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
     round_number: Annotated[
         int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")

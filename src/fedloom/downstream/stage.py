@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import EvaluationConfig
+from fedloom.downstream import SYNTHETIC_RECORDS
 from fedloom.downstream.heads import SYNTHETIC, Heads, label_shares
 from fedloom.downstream.mixture import CHOICES, SENSITIVITY, Answers
 from fedloom.downstream.retrieval import NEAREST, precision
@@ -29,7 +30,6 @@ from fedloom.privacy.summary import PrivacySummary, summarise
 from fedloom.streams import Streams
 
 SCHEMA = 1
-SYNTHETIC_RECORDS = 10_000
 LOCAL, MIXTURE, CENTRALISED, AT_HOME = "silo-only", "mixture", "centralised", "+prior"
 GLOBAL_TEST = "all held-out records"
 SILO_TEST = "held-out records, weighed as each silo's classes are"
