@@ -12,9 +12,10 @@ from downstream.gaussians import config, lopsided
 from fedloom.config import EvaluationConfig
 from fedloom.errors import FedloomWarning
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.labelled import sliced_wasserstein
+from fedloom.evaluation.labelled import divergence, sliced_wasserstein
 from fedloom.evaluation.suite import METRICS
 from fedloom.experiment import Run, train
+from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.labelled import ConditionalVAE, LinearHead
 from fedloom.streams import Streams
 
@@ -73,6 +74,12 @@ def test_the_variance_of_a_class_is_that_of_its_own_samples(moments: Evaluation)
     ]
     found = METRICS["class-variance"](moments).values()
     assert list(found) == pytest.approx([sum(ratios) / 3, min(ratios), max(ratios)], rel=1e-5)
+
+
+def test_the_divergence_of_two_normal_distributions_is_the_textbooks() -> None:
+    wide, wider = (torch.tensor([[2 * math.log(width)]]) for width in (2.0, 3.0))
+    one, other = DiagonalGaussian(torch.tensor([[1.0]]), wide), DiagonalGaussian(torch.tensor([[0.5]]), wider)
+    assert divergence(one, other).item() == pytest.approx(math.log(3 / 2) + (4 + 0.25) / (2 * 9) - 0.5)
 
 
 def test_the_posteriors_divergence_is_that_of_the_silos_own_encoder(cvae: Evaluation) -> None:

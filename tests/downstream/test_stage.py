@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from downstream.gaussians import config, lopsided, records
-from fedloom.downstream.stage import downstream
+from fedloom.downstream.heads import Heads
+from fedloom.downstream.mixture import GRID, SENSITIVITY
+from fedloom.downstream.stage import Stage, downstream
 from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Run, train
 from fedloom.federation.records import Federation, Silo
+from fedloom.privacy.accounting import Gaussian, spent
+from fedloom.privacy.summary import summarise
+from fedloom.streams import Streams
 
 ROWS = ["silo-only", "synthetic-only", "synthetic-only+prior", "mixture", "mixture+prior", "centralised"]
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.epsilon=4", "privacy.delta=1e-5", "privacy.accountant=rdp")
@@ -95,6 +100,14 @@ def test_the_epsilon_spent_is_told_and_a_shared_lambda_is_as_private(tmp_path: P
     assert "noisy counts of right answers leave the silos, (3.9" in sentence
     again = downstream(private, choice="shared", synthetic=300, federation=lopsided())
     assert again == found
+    summary, data = summarise(private.config.privacy, private.folder.ledger), lopsided()
+    stage = Stage(Heads(data, private.generator(), 300, "", 0, False), "shared", False, Streams(5), summary)
+    for suffix in ("", "+prior"):
+        drawn = Streams(5).normal(f"downstream/lambda{suffix}", 1, len(GRID), silo=1).flatten().double()
+        (width,) = torch.unique((stage.noise(suffix, 1) / drawn).round(decimals=6)).tolist()
+        # Two lots of counts leave, each moved by a record by SENSITIVITY at most.
+        cost = spent([Gaussian(width / SENSITIVITY, steps=2)], 1e-5)
+        assert 0.98 * summary.accounts[1].spent < cost <= summary.accounts[1].spent
 
 
 def test_without_validation_records_there_is_no_mixture(tmp_path: Path) -> None:

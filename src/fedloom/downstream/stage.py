@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.config import EvaluationConfig
 from fedloom.downstream import SYNTHETIC_RECORDS
 from fedloom.downstream.heads import SYNTHETIC, Heads, label_shares
-from fedloom.downstream.mixture import CHOICES, SENSITIVITY, Answers
+from fedloom.downstream.mixture import CHOICES, GRID, SENSITIVITY, Answers
 from fedloom.downstream.retrieval import NEAREST, precision
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.evaluation.classification import Head, Scores, confusion, score
@@ -226,7 +226,7 @@ class Stage:
             f"lambda for all: noisy counts of right answers leave the silos, ({told(epsilon)}, {delta:g})-"
             "differentially private for each validation record, which training has not seen"
         )
-        drawn = self.streams.normal(f"downstream/lambda{suffix}", 1, 11, silo=silo).flatten()
+        drawn = self.streams.normal(f"downstream/lambda{suffix}", 1, len(GRID), silo=silo).flatten()
         return width * drawn.to(torch.float64)
 
     def say(self, sentence: str) -> None:

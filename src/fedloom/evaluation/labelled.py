@@ -90,14 +90,15 @@ def posterior(evaluation: Evaluation) -> dict[str, float]:
         model = evaluation.silo_model(silo)
         if isinstance(model, ConditionalVAE) and not bool((test.y < 0).any()):
             x, y = as_float(test.x).to(evaluation.real.device), test.y.to(evaluation.real.device)
-            divergence = _divergence(model.encode(x, y), model.prior(y))
-            found[metric_key("kl", "nats", len(test), silo=silo.name)] = divergence.mean().item()
+            nats = divergence(model.encode(x, y), model.prior(y))
+            found[metric_key("kl", "nats", len(test), silo=silo.name)] = nats.mean().item()
     if not found:
         return evaluation.skip("posterior", "it needs a conditional VAE whose encoder is known")
     return {metric_key("kl", "nats", len(test)): mean(found.values())} | found
 
 
-def _divergence(one: DiagonalGaussian, other: DiagonalGaussian) -> Tensor:
+def divergence(one: DiagonalGaussian, other: DiagonalGaussian) -> Tensor:
+    """KL(one || other) in nats, summed over latents."""
     gap = one.log_variance - other.log_variance
     distance = (one.mean - other.mean).square() * torch.exp(-other.log_variance)
     return 0.5 * (gap.exp() + distance - 1 - gap).to(torch.float64).sum(dim=1)
