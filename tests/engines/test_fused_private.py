@@ -178,7 +178,7 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
 
         def alike(self: fused_private.PrivateProgram, *arguments: object) -> None:
             load(self, *arguments)  # type: ignore[arg-type]
-            self._scales[0] = self._scales[0, 0].clone()
+            self._scales[1] = self._scales[1, 0].clone()
 
         monkeypatch.setattr(program, "load", alike)
     own = ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.b0=1")

@@ -5,7 +5,7 @@ in one batched program; what leaves it equals what leaves the plain loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -92,9 +92,11 @@ class ClippedPhase:
         self._clipped = quickened(clip) if compiled else clip
 
     def __call__(
-        self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, share: Tensor
+        self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, example: Tensor
     ) -> tuple[ClippedSum, Tensor, Tensor | None]:
-        """The clipped sums of one pass times ``share``, sums of the terms (terms, silos), and where no bound holds."""
+        """The clipped sums of one pass in which an ``example`` counts so much, the sum of each term (terms, silos), and
+        where no bound holds.
+        """
         mask, columns = batch["mask"], gathered(self._stack, batch["index"], batch["mask"])
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
@@ -103,24 +105,24 @@ class ClippedPhase:
             silos, rows = mask.shape
             taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
             losses, terms, inputs = self._tapped_losses({**weights, **leaves}, columns, own, received, taps)
-            plain = self._plain(losses, mask, leaves, share)
+            plain = self._plain(losses, mask, leaves, example)
             gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
             parts: Any = (inputs, list(gradients))
             boundless = None
         else:
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained}
             losses, terms = self._losses({**weights, **leaves}, columns, own, received)
-            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open}, share)
+            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open}, example)
             parts = self._written_out(losses, {name: leaves[name] for name in self._private})
             boundless = torch.stack([rows.isnan().flatten(1).any(dim=1) for rows in parts.values()]).any(dim=0)
         with matrix_precision("float32"):
-            sums, below, bounds = self._clipped(parts, mask, bound, share, subject)
+            sums, below, bounds = self._clipped(parts, mask, bound, example, subject)
         unreached = {n: torch.zeros_like(weights[n]) for n in self._private if n not in sums}
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return ClippedSum({**sums, **unreached, **plain}, below, bounds), (values * mask).sum(dim=-1), boundless
 
     def _clip(
-        self, parts: Any, mask: Tensor, bound: Tensor, share: Tensor, subject: Tensors
+        self, parts: Any, mask: Tensor, bound: Tensor, example: Tensor, subject: Tensors
     ) -> tuple[Tensors, Tensor, Tensor]:
         """One silo's; ``parts`` are the inputs and gradients of the calls, or the examples' gradients by parameter."""
         forms: dict[str, Form]
@@ -129,14 +131,15 @@ class ClippedPhase:
             forms = {name: reached[name] for name in self._private if name in reached}
         else:
             forms = {name: Whole(rows) for name, rows in parts.items()}
-        total = self._mechanism.clip(forms, mask, bound, subject.get("subject"), share)
+        scale = replace(self._mechanism.scale, example=example)
+        total = self._mechanism.clip(forms, mask, bound, subject.get("subject"), scale)
         return dict(total.gradients), total.below, total.bound
 
     @staticmethod
-    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors, share: Tensor) -> Tensors:
+    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors, example: Tensor) -> Tensors:
         if not leaves:
             return {}
-        shares = mask * share.unsqueeze(1)
+        shares = mask * example.unsqueeze(1)
         found = torch.autograd.grad(
             (losses * shares).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
         )
@@ -197,7 +200,7 @@ class PrivateProgram(StackProgram):
             for number, phase in enumerate(phases)
             if not phase.touches_records
         }
-        self._released = quickened(vmap(self._release)) if compiled else vmap(self._release)
+        self._release = quickened(mechanism.release) if compiled else mechanism.release
         self._drawn: dict[int, Tensor] = {}
         self._flat: dict[int, Tensor] = {}
         self._noise: dict[int, Tensors] = {}
@@ -209,8 +212,7 @@ class PrivateProgram(StackProgram):
             self._flat[number] = self._drawn[number][:, :numbers]
             self._noise[number] = divided(self._flat[number], shapes)
         self._bounds = {n: mechanism.clipping.start().to(self._device).repeat(size) for n in self._clipped}
-        # Of the noise on gradients and on counts, and of each example: all divided by the expected batch.
-        self._scales = torch.ones(3, size, device=self._device)
+        self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
         self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
         self._generator = torch.Generator(self._device)
@@ -225,8 +227,7 @@ class PrivateProgram(StackProgram):
         super().load(members, states)
         trainer, rows, silos = self._trainer, self._public_group.shape[1], len(members)
         mechanisms = [trainer.privacy[silo].mechanism(self._round) for silo in self._silos]
-        shares = [(m.gradient_noise / m.expected, m.count_noise / m.expected, 1 / m.expected) for m in mechanisms]
-        self._scales[:, :silos] = torch.tensor(shares).t()
+        self._scales[:, :silos] = torch.tensor([astuple(mechanism.scale) for mechanism in mechanisms]).t()
         batches = [public_batch(member.silo, rows) for member in members]
         self._public_group[:silos] = torch.stack([batch.group for batch in batches])
         kept = [state.silos.get(silo, SiloState()) for silo, state in zip(self._silos, states, strict=True)]
@@ -282,12 +283,10 @@ class PrivateProgram(StackProgram):
     ) -> tuple[list[Tensor], Tensor]:
         bound = self._bounds[number][:silos]
         scales = self._scales[:, :silos]
-        found = [self._clipped[number](weights, each, received, bound, scales[2]) for each in passes]
+        found = [self._clipped[number](weights, each, received, bound, scales[0]) for each in passes]
         total = total_of([sums for sums, _, _ in found])
         secret = {name: tensor[:silos] for name, tensor in self._noise[number].items()}
-        gradients, following = self._released(
-            dict(total.gradients), total.below, total.bound, secret, scales[0], scales[1]
-        )
+        gradients, following = self._release(total, secret, Scale(*scales.unbind()))
         bound.copy_(following)
         for _, _, boundless in found:
             if boundless is not None:
@@ -295,12 +294,6 @@ class PrivateProgram(StackProgram):
         rows = torch.stack([each["mask"].sum(dim=1) for each in passes]).sum(dim=0)
         means = torch.stack([terms for _, terms, _ in found]).sum(dim=0) / rows.clamp_min(1.0)
         return [gradients[name] for name in self._trained[number]], means
-
-    def _release(
-        self, gradients: Tensors, below: Tensor, bound: Tensor, secret: Tensors, width: Tensor, count: Tensor
-    ) -> tuple[Tensors, Tensor]:
-        """One silo's; sums and scales are divided by the expected batch already."""
-        return self._mechanism.release(ClippedSum(gradients, below, bound), secret, Scale(width, count, None))
 
     def _open_step(
         self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int

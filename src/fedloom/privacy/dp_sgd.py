@@ -24,10 +24,10 @@ from fedloom.privacy.trust import Local, Trust
 
 @dataclass(frozen=True, eq=False)
 class ClippedSum:
-    """What one or more passes over a batch add up to, before noise."""
+    """What one or more passes over a batch add up to, over the public expected size of a batch, before noise."""
 
     gradients: Mapping[str, Tensor]
-    below: Tensor  # for each example 1/2 if its norm is within the bound, else -1/2, summed
+    below: Tensor  # for each example 1/2 if its norm is within the bound, else -1/2
     bound: Tensor
 
     def __add__(self, other: ClippedSum) -> ClippedSum:
@@ -37,13 +37,11 @@ class ClippedSum:
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """What differs between silos of one mechanism; tensors where there are several silos at once."""
+    """What differs between silos of one mechanism, over the expected batch; tensors for several silos at once."""
 
+    example: float | Tensor  # what one example counts
     gradient: float | Tensor  # standard deviation of the noise on the sum of gradients, in clip bounds
     count: float | Tensor  # standard deviation of the noise on the count of norms within the bound
-    expected: (
-        float | Tensor | None
-    )  # the public expected number of records (or subjects) in a batch, if still to divide by
 
 
 @dataclass(frozen=True)
@@ -112,14 +110,14 @@ class DPSGD:
         watch: Watch | None = None,
         subject: Tensor | None = None,
     ) -> ClippedSum:
-        """One pass: per-example losses to the sum of clipped gradients.
+        """One pass: per-example losses to the sum of clipped gradients, over the expected batch.
 
         With a ``watch`` over the parameters the factored gradients are used wherever every layer allows it.
         ``subject`` says whose each row is, for the unit ``subject``.
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
         others = {name: parameter for name, parameter in parameters.items() if name not in private}
-        plain = _plain_sum(values, mask, others) if others else {}
+        plain = _plain_sum(values, mask / self.expected, others) if others else {}
         if watch is not None and watch.complete:
             forms = {name: form for name, form in watched_gradients(values, watch).items() if name in private}
         else:
@@ -135,12 +133,13 @@ class DPSGD:
         mask: Tensor,
         bound: Tensor,
         subject: Tensor | None = None,
-        share: Tensor | None = None,
+        scale: Scale | None = None,
     ) -> ClippedSum:
         """The sum of clipped gradients over real rows; a pure function of tensors.
 
-        With a ``share`` all is multiplied by it, as the division by the expected batch costs nothing here.
+        ``scale`` stands in for the mechanism's own, where the silos of one batched program differ in nothing else.
         """
+        scale = scale or self.scale
         if self.unit == "subject":
             if subject is None:
                 raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
@@ -148,9 +147,8 @@ class DPSGD:
         norms = joint_norms(forms)
         bound = self.clipping.bound(bound, norms, mask)
         factors = clip_factors(norms, bound, mask)
-        below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum()
-        if share is not None:
-            factors, below = factors * share, below * share
+        below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum() * scale.example
+        factors = factors * scale.example  # here the division costs next to nothing
         return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below, bound)
 
     def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:
@@ -161,27 +159,25 @@ class DPSGD:
 
     @property
     def scale(self) -> Scale:
-        """What its sums are noised with and divided by."""
-        return Scale(self.gradient_noise, self.count_noise, self.expected)
+        """Noise and examples, over the expected batch."""
+        return Scale(1 / self.expected, self.gradient_noise / self.expected, self.count_noise / self.expected)
 
     def release(
         self, total: ClippedSum, noise: Mapping[str, Tensor], scale: Scale | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The gradients that the optimiser may see, and the bound for the next step; a pure function of tensors.
+        """The gradients that the optimiser may see, and the bound for the next step, for one silo or a stack of them.
 
-        ``scale`` stands in for the mechanism's own, where the silos of one batched program differ in nothing else.
+        The sums are used up: noise is added in their place, in its own precision.
         """
         scale = scale or self.scale
-        width = (scale.gradient * total.bound).to(noise[""].dtype)  # all is added up in the noise's own precision
-        gradients, below = {}, total.below + scale.count * noise[""]
-        for name, gradient in total.gradients.items():
-            found = torch.addcmul(gradient.to(width.dtype), noise[name], width) if name in noise else gradient
-            if scale.expected is not None:
-                found = found / scale.expected
-            gradients[name] = found.to(gradient.dtype)
-        if scale.expected is not None:
-            below = below / scale.expected
-        return gradients, self.clipping.following(total.bound, (below + 0.5).to(total.bound.dtype))
+        width = (scale.gradient * total.bound).to(noise[""].dtype)
+        gradients = dict(total.gradients)
+        for name in [name for name in gradients if name in noise]:
+            gradient = gradients[name]
+            column = width.reshape(*width.shape, *[1] * (gradient.dim() - width.dim()))
+            gradients[name] = gradient.to(width.dtype).addcmul_(noise[name], column).to(gradient.dtype)
+        below = total.below + scale.count * noise[""] + 0.5
+        return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
 
 
 def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
