@@ -24,8 +24,9 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Agreement, Grant
-from fedloom.engines.flower.work import refusal, update_frame, update_in
+from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
+from fedloom.errors import FedloomError
 from fedloom.experiment import Observer, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
@@ -363,6 +364,13 @@ def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
     stored.write_bytes(update_frame(replace(update_in(first, BAD), weights={"all": 7.0})).to_bytes())
     assert deployment.service(1).answer(task).parts != first.parts
     assert charges(deployment) == 2
+
+
+@pytest.mark.parametrize("run", ["", ".", "../../elsewhere", "/elsewhere", "a/b", "-a", "Run", "a" * 64])
+def test_a_run_whose_name_is_no_folder_of_its_own_is_not_carried_out(tmp_path: Path, run: str) -> None:
+    frame = Frame({"kind": "task", "version": fedloom.__version__, "run": run})
+    with pytest.raises(FedloomError, match=f"run = '{re.escape(run)}' must be small letters, digits and '-'"):
+        Order.of(frame)
 
 
 def test_a_silo_that_lost_its_state_does_not_start_afresh(tmp_path: Path) -> None:

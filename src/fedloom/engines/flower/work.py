@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from fedloom.sharing.update import Update
 
 TASK, UPDATE, REFUSED, FAILED = "task", "update", "refused", "failed"
 BLOCKS, PAYLOADS = "blocks/", "payloads/"
+RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,14 @@ class Order:
         try:
             if frame.kind != TASK:
                 raise ValueError(f"kind is '{frame.kind}'")
+            run = str(header["run"])
+            if not RUN.fullmatch(run):
+                raise ValueError(f"run = '{run}' must be small letters, digits and '-', at most 63")
             context = RoundContext(
                 int(header["round"]), int(header["rounds"]), tuple(int(silo) for silo in header["participants"])
             )
             config = parse(Config, tomllib.loads(str(header["experiment"])))
-            return cls(str(header["run"]), config, context, int(header["settled"]), str(header["version"]))
+            return cls(run, config, context, int(header["settled"]), str(header["version"]))
         except (KeyError, ValueError, TypeError, ConfigError) as error:
             raise FedloomError(f"this is no task that this version can read: {error}") from error
 
