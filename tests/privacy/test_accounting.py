@@ -149,6 +149,13 @@ def test_a_release_without_a_guarantee_or_noise_costs_everything() -> None:
     assert spent([], 1e-5) == 0 == spent([Gaussian(1.0, steps=0)], 1e-5)
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("noise", [1e-300, 1e-160])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_noise_too_small_for_the_numbers_is_no_guarantee(accountant, noise: float) -> None:
+    assert spent([Gaussian(noise, 0.5, 10)], 1e-5, accountant) == math.inf
+
+
 def test_a_budget_without_a_limit_allows_everything_and_still_counts() -> None:
     assert Budget(math.inf, 1e-5).allows([NoGuarantee("none"), Gaussian(0.0)])
     assert Budget(math.inf, 1e-5).spent([Gaussian(2.0)]) == spent([Gaussian(2.0)], 1e-5)

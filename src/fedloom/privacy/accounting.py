@@ -126,7 +126,8 @@ def _spent_rdp(events: tuple[Gaussian, ...], delta: float, orders: Sequence[floa
     order = np.asarray(orders, dtype=np.float64)
     divergence = sum(event.steps * renyi_divergence(event.noise_multiplier, event.rate, order) for event in events)
     epsilon = divergence + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
-    return max(0.0, float(epsilon.min()))
+    # Where numbers run out nothing is promised: not a number must never read as 0.
+    return max(0.0, float(np.where(np.isnan(epsilon), np.inf, epsilon).min()))
 
 
 def renyi_divergence(noise: float, rate: float, order: Vector) -> Vector:
