@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_the_table_says_what_was_scored_on_what(run: Path, found: dict[str, Any]
     assert line.split()[1] == accuracy
     for words in ("ACC", "BACC", "global", "all held-out records", "weighed as each silo's classes are", "lambda: "):
         assert words in printed
+
+
+def test_the_report_tells_the_guarantee_of_what_was_let_out(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    assert fedloom("downstream", folder, "--lambda", "shared", "--synthetic", "50").exit_code == 0
+    assert fedloom("report", folder).exit_code == 0
+    assert "Privacy: no DP guarantee: for one lambda for all, exact counts" in (folder / "report.html").read_text(
+        "utf-8"
+    )
 
 
 def test_inspect_and_report_show_it(run: Path, found: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedloom.downstream.heads import Common, label_shares
-from fedloom.downstream.mixture import CHOICES, GRID, SENSITIVITY, Answers
+from fedloom.downstream.mixture import CHOICES, Answers
 from fedloom.downstream.retrieval import precision
 from fedloom.evaluation.classification import Head
 from fedloom.federation.records import Records
@@ -18,12 +18,8 @@ WRONG = 1 - SURE
 HALF = torch.full((4, 2), 0.5, dtype=torch.float64)
 
 
-def silent(_: int) -> Tensor:
-    return torch.zeros(())
-
-
 def chosen(choice: str, *silos: Answers) -> list[list[float]]:
-    return [weights.reshape(-1).tolist() for weights in CHOICES[choice](silos, silent)]
+    return [weights.reshape(-1).tolist() for weights in CHOICES[choice](silos)]
 
 
 def test_the_mixture_is_equation_4() -> None:
@@ -57,23 +53,6 @@ def test_one_lambda_for_all_has_most_hits_over_all_silos() -> None:
     assert found[0] == found[1]
     assert found[0][0] == pytest.approx(0.6)  # the smallest of those with 12 hits
     assert chosen("silo", many, few) == [[1.0], [0.0]]
-
-
-def test_noise_is_added_to_each_silos_counts() -> None:
-    asked: list[int] = []
-
-    def loud(silo: int) -> Tensor:
-        asked.append(silo)
-        return 100.0 * (GRID[3] == GRID)
-
-    silos = [Answers(SURE, WRONG, TRUTH)] * 3
-    assert CHOICES["shared"](silos, loud)[0] == GRID[3]
-    assert asked == [0, 1, 2]
-
-
-def test_a_record_moves_the_counts_by_no_more_than_their_sensitivity() -> None:
-    one, all_but_one = Answers(SURE, SURE, TRUTH), Answers(SURE[1:], SURE[1:], TRUTH[1:])
-    assert (one.hits() - all_but_one.hits()).norm().item() == pytest.approx(SENSITIVITY) == pytest.approx(math.sqrt(11))
 
 
 def test_each_class_may_trust_another() -> None:

@@ -2,20 +2,20 @@
 
 Di Salvo, Nguyen, Ledig, MICCAI 2025 (arXiv 2507.02671), equation 4: p(y|x) = lambda p_local(y|x) + (1 - lambda)
 p_global(y|x), with lambda of 0, 0.1, ..., 1 chosen on each silo's validation records. The authors' code chooses one
-lambda for everybody, for which counts must leave the silos.
+lambda for everybody, for which exact counts leave the silos: whoever asks for it gives up differential privacy.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedloom.sharing.plan import Payload
+
 GRID = torch.linspace(0, 1, 11, dtype=torch.float64)
-SENSITIVITY = math.sqrt(len(GRID))  # a record adds at most 1 to the count of every lambda
 SWEEPS = 2  # over the classes, where each has a lambda of its own
 
 
@@ -44,23 +44,20 @@ class Answers:
         return (found.argmax(dim=1) == self.truth).sum().item() + 0.5 * likely.item()
 
 
-Noise = Callable[[int], Tensor]  # of a silo by its number: what is added to its counts before they leave it
-
-
-def for_each_silo(silos: Sequence[Answers], _: Noise) -> list[Tensor]:
+def for_each_silo(silos: Sequence[Answers]) -> list[Tensor]:
     """The paper's: nothing leaves a silo."""
     return [GRID[max(range(len(GRID)), key=lambda i: silo.worth(GRID[i]))] for silo in silos]
 
 
-def for_all(silos: Sequence[Answers], noise: Noise) -> list[Tensor]:
+def for_all(silos: Sequence[Answers]) -> list[Tensor]:
     """The code's: the counts of hits are added up."""
-    total = torch.stack([silo.hits() + noise(number) for number, silo in enumerate(silos)]).sum(dim=0)
+    total = torch.stack([silo.hits() for silo in silos]).sum(dim=0)
     return [GRID[total.argmax()]] * len(silos)
 
 
-def for_each_class(silos: Sequence[Answers], noise: Noise) -> list[Tensor]:
+def for_each_class(silos: Sequence[Answers]) -> list[Tensor]:
     """One lambda for each class of a silo, improved in turn; a class that no validation record has keeps the silo's."""
-    return [_by_class(silo, start) for silo, start in zip(silos, for_each_silo(silos, noise), strict=True)]
+    return [_by_class(silo, start) for silo, start in zip(silos, for_each_silo(silos), strict=True)]
 
 
 def _by_class(silo: Answers, start: Tensor) -> Tensor:
@@ -73,8 +70,20 @@ def _by_class(silo: Answers, start: Tensor) -> Tensor:
     return weights
 
 
-CHOICES: dict[str, Callable[[Sequence[Answers], Noise], list[Tensor]]] = {
+CHOICES: dict[str, Callable[[Sequence[Answers]], list[Tensor]]] = {
     "silo": for_each_silo,
     "shared": for_all,
     "class": for_each_class,
+}
+
+# What a choice lets out. Noise on the counts alone would not guard the training records behind a silo's own head.
+LEAVES: dict[str, tuple[Payload, ...]] = {
+    "shared": (
+        Payload(
+            "validation hits",
+            "for one lambda for all, exact counts of the validation records that its mixture gets right leave each "
+            "silo, one for every lambda tried; they depend on its training records too",
+            {"hits": (len(GRID),)},
+        ),
+    )
 }

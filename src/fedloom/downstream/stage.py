@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,17 +15,14 @@ from torch import Tensor
 from fedloom.config import EvaluationConfig
 from fedloom.downstream import SYNTHETIC_RECORDS
 from fedloom.downstream.heads import SYNTHETIC, Heads, label_shares
-from fedloom.downstream.mixture import CHOICES, GRID, SENSITIVITY, Answers
+from fedloom.downstream.mixture import CHOICES, LEAVES, Answers
 from fedloom.downstream.retrieval import NEAREST, precision
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.evaluation.classification import Head, Scores, confusion, score
 from fedloom.experiment import Run
 from fedloom.federation.conditions import BETWEEN, plain_classes
 from fedloom.federation.records import Federation, Records, as_float
-from fedloom.privacy.accounting import Budget
-from fedloom.privacy.ledger import told
-from fedloom.privacy.planning import whole_noise
-from fedloom.privacy.summary import PrivacySummary, summarise
+from fedloom.privacy.summary import NONE, summarise
 from fedloom.streams import Streams
 
 SCHEMA = 1
@@ -75,15 +71,16 @@ def downstream(
     local = config.method.options.get("labels") == "local"
     heads = Heads(data, generator, synthetic, pathway, config.seed, local)
     privacy = summarise(config.privacy, run.folder.ledger)
-    stage = Stage(heads, choice, bool(config.data.condition), found.streams, privacy)
+    scores = Stage(heads, choice, bool(config.data.condition), found.streams).report(progress)
+    unguarded = "; ".join(scores["payloads"].values())
     report = {
         "schema": SCHEMA,
         "round": run.folder.rounds_done if round_number is None else round_number,
         "method": config.method.name,
-        "guarantee": privacy.guarantee,
-        "epsilon": privacy.epsilon,
-        "delta": max((account.budget.delta for account in privacy.accounts), default=None),
-        **stage.report(progress),
+        "guarantee": f"{NONE}: {unguarded}" if unguarded else privacy.guarantee,
+        "epsilon": None if unguarded else privacy.epsilon,
+        "delta": None if unguarded else max((account.budget.delta for account in privacy.accounts), default=None),
+        **scores,
     }
     run.folder.record_downstream(report)
     return report
@@ -97,7 +94,6 @@ class Stage:
     choice: str
     conditioned: bool  # classes tell an attribute as well, which is not asked for here
     streams: Streams
-    privacy: PrivacySummary
     sentences: list[str] = field(default_factory=list)
 
     @property
@@ -154,6 +150,7 @@ class Stage:
         progress("retrieving")
         return {
             "lambda": self.choice,
+            "payloads": {payload.name: payload.cost for payload in LEAVES.get(self.choice, ()) if lambdas},
             "synthetic": self.heads.synthetic if common == SYNTHETIC else 0,
             "tests": {"global": GLOBAL_TEST, "silo": SILO_TEST},
             "rows": {row: _summary(each) for row, each in scores.items()},
@@ -211,23 +208,7 @@ class Stage:
             )
             if silo.validation is not None
         ]
-        return CHOICES[self.choice](silos, partial(self.noise, suffix))
-
-    def noise(self, suffix: str, silo: int) -> Tensor:
-        """What makes the counts behind a shared lambda as private as the run is, for validation records."""
-        budgets = {account.silo: (account.spent, account.budget.delta) for account in self.privacy.accounts}
-        epsilon, delta = budgets.get(self.federation.silos[silo].name, (0.0, 0.0))
-        if not epsilon or self.privacy.epsilon is None:
-            self.say("lambda for all: counts of right answers leave the silos as they are, with no DP guarantee")
-            return torch.zeros(())
-        rows = 2 if self.heads.kind == SYNTHETIC else 1  # with the silo's prior and without it
-        width = whole_noise(Budget(epsilon, delta)) * SENSITIVITY * math.sqrt(rows)
-        self.say(
-            f"lambda for all: noisy counts of right answers leave the silos, ({told(epsilon)}, {delta:g})-"
-            "differentially private for each validation record, which training has not seen"
-        )
-        drawn = self.streams.normal(f"downstream/lambda{suffix}", 1, len(GRID), silo=silo).flatten()
-        return width * drawn.to(torch.float64)
+        return CHOICES[self.choice](silos)
 
     def say(self, sentence: str) -> None:
         """Once."""

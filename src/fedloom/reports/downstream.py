@@ -21,6 +21,7 @@ class DownstreamFacts:
     tests: Mapping[str, str] = field(default_factory=dict)
     lambdas: tuple[float, ...] = ()
     sentences: tuple[str, ...] = ()
+    guarantee: str = ""  # of what heads and mixtures let out, which may be weaker than the run's
 
 
 def read_downstream(path: Path) -> DownstreamFacts:
@@ -38,6 +39,7 @@ def read_downstream(path: Path) -> DownstreamFacts:
         tests={name: str(meaning) for name, meaning in _mapping(found.get("tests")).items()},
         lambdas=tuple(_lambdas(found.get("silos"))),
         sentences=tuple(map(str, sentences)) if isinstance(sentences, list) else (),
+        guarantee=str(found.get("guarantee", "")),
     )
 
 

@@ -326,7 +326,7 @@ def _downstream(facts: RunFacts) -> str:
     headers = ("head", *(f"{name.replace('_', ' ')}, {test}" for test, name in columns))
     meaning = "; ".join(f"{test}: {what}" for test, what in found.tests.items())
     sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in found.sentences)
-    spent = f"In percent, mean over silos. {meaning}. Privacy: {facts.guarantee}."
+    spent = f"In percent, mean over silos. {meaning}. Privacy: {found.guarantee or facts.guarantee}."
     return f"<p>{text(spent)}</p>{table(headers, rows, right=tuple(range(1, 7)))}<ul>{sentences}</ul>"
 
 
