@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedloom.engines.flower.shelf
 from fedloom.config import Config
-from fedloom.engines.base import Result
+from fedloom.engines.base import FederationState, Result, RoundReport, conclude
 from fedloom.engines.flower import rounds
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
@@ -35,6 +35,7 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.sharing.plan import BlockKey
+from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 from local_grid import PROMPT, Deployment, Handler
 from support import equal_bits, tiny_config
@@ -188,8 +189,17 @@ def with_part_missing(frame: Frame) -> Frame:
     return replace(frame, parts={name: part for name, part in frame.parts.items() if "decoder" not in name})
 
 
-def with_no_records(frame: Frame) -> Frame:
-    return replace(frame, header={**frame.header, "weights": {"all": -5.0}})
+def saying(weights: dict[str, Any]) -> Damage:
+    """An update that gives other numbers of records."""
+    return lambda frame: replace(frame, header={**frame.header, "weights": weights})
+
+
+def holding(count: Any) -> Damage:
+    return saying({"all": count, "group=mnist": count})
+
+
+def with_a_round_beyond_numbers(frame: Frame) -> Frame:
+    return replace(frame, header={**frame.header, "round": math.inf})
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
@@ -202,7 +212,15 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "wrong round": (with_the_wrong_round, "silo 'mnist-1' sent round 7 when it was asked for 1"),
     "cut short": (cut_short, "is not a table of tensors"),
     "part missing": (with_part_missing, "silo 'mnist-1' sent no tensor .* of block 'decoder@all'"),
-    "no records": (with_no_records, r"silo 'mnist-1' says that it holds \{'all': -5.0\} records"),
+    "no records": (holding(-5.0), r"silo 'mnist-1' says that it holds \{'all': -5.0, .*\} records"),
+    "no group": (saying({"all": 40.0}), r"says that it holds \{'all': 40.0\} records"),
+    "counts that differ": (saying({"all": 40.0, "group=mnist": 39.0}), "says that it holds .* their sum"),
+    "infinite records": (holding(math.inf), "says that it holds .*inf"),
+    "half a record": (holding(39.5), "says that it holds .*39.5"),
+    "too many records": (holding(1e12), "says that it holds .* up to 10000000"),
+    "a number beyond numbers": (holding(10**400), "silo 'mnist-1' sent an update that cannot be read"),
+    "a round beyond numbers": (with_a_round_beyond_numbers, "silo 'mnist-1' sent an update that cannot be read"),
+    "weights that are a list": (saying([1]), "silo 'mnist-1' sent an update that cannot be read"),  # type: ignore[arg-type]
 }
 
 
@@ -217,6 +235,59 @@ def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason
     assert re.search(reason, told), told
     assert run.folder.status["state"] == "finished"
     assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1,)))
+
+
+def without_payloads(frame: Frame) -> Frame:
+    return update_frame(replace(update_in(frame, BAD), payloads={}))
+
+
+def with_double_payloads(frame: Frame) -> Frame:
+    update = update_in(frame, BAD)
+    doubled = {name: {n: t.double() for n, t in tensors.items()} for name, tensors in update.payloads.items()}
+    return update_frame(replace(update, payloads=doubled))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (without_payloads, r"silo 'mnist-1' sent the payloads \[\]; round 1 asks for \['.*'\]"),
+        (with_double_payloads, "silo 'mnist-1' sent tensor .* of payload .* as torch.float64, not as float32"),
+    ],
+)
+def test_payloads_that_lack_or_are_of_another_kind_are_rejected(tmp_path: Path, damage: Damage, reason: str) -> None:
+    server = ("server.samples=32", "server.epochs=1", "server.latents=histogram", "server.components=3")
+    deployment = deployed(tmp_path, "method.name=align_fl", *server, "rounds=1")
+    silo = deployment.grid.handlers[BAD]
+    deployment.grid.handlers[BAD] = lambda frame: damage(silo(frame))
+    (row,) = deployment.run().metrics()
+    assert row["participants"] == [0, 2, 3]
+    (told,) = deployment.reasons("rejected")
+    assert re.search(reason, told), told
+
+
+def test_an_error_in_the_look_at_an_update_concerns_its_silo_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(frame: Frame, silo: str) -> Update:
+        if silo == BAD:
+            raise ArithmeticError("unforeseen")
+        return update_in(frame, silo)
+
+    monkeypatch.setattr(rounds, "update_in", broken)
+    deployment = deployed(tmp_path, "rounds=1")
+    assert deployment.run().folder.status["state"] == "finished"
+    assert deployment.reasons("rejected") == ["silo 'mnist-1' sent what cannot be checked: ArithmeticError: unforeseen"]
+
+
+def test_a_round_whose_result_is_not_finite_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflowing(*arguments: Any, **named: Any) -> tuple[FederationState, RoundReport]:
+        state, report = conclude(*arguments, **named)
+        next(iter(state.server.blocks[BlockKey("encoder", "all")].values())).fill_(torch.inf)
+        return state, report
+
+    monkeypatch.setattr(rounds, "conclude", overflowing)
+    with pytest.raises(FedloomError, match="round 1 would leave values that are not finite in 'encoder@all/"):
+        deployed(tmp_path).run()
 
 
 def test_a_round_without_its_minimum_can_be_resumed(tmp_path: Path) -> None:

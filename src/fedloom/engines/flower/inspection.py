@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,7 @@ import torch
 from fedloom.engines.base import site_of
 from fedloom.errors import FedloomError
 from fedloom.federation.records import Federation
+from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
@@ -30,6 +31,7 @@ class Inspection:
 
     method: Method
     federation: Federation
+    max_records: int  # that a silo is believed to hold
 
     @cached_property
     def _declared(self) -> dict[int, dict[BlockKey, Tensors]]:
@@ -42,10 +44,12 @@ class Inspection:
             self._declared[silo] = self.method.plan.split(self.method.build(site).state_dict(), site)
         return self._declared[silo]
 
-    def passed(self, silo: int, update: Update, known: Mapping[BlockKey, Tensors], sha256: str) -> EgressRecord:
+    def passed(
+        self, silo: int, update: Update, due: Collection[str], known: Mapping[BlockKey, Tensors], sha256: str
+    ) -> EgressRecord:
         """Raise unless the update is all that the plan sends up and nothing else; say what came.
 
-        ``known`` are the server's own copies.
+        ``due`` are the payloads of this round, ``known`` the server's own copies.
         """
         plan, site, declared = self.method.plan, site_of(self.federation, silo), self.declared(silo)
         record = pass_egress(update, plan, site, declared)
@@ -61,11 +65,41 @@ class Inspection:
                         f"silo '{update.silo}' sent tensor '{name}' of block '{key}' as {sent[name].dtype}, not as "
                         f"{tensor.dtype}"
                     )
-        counts = update.weights.values()
-        if "all" not in update.weights or not all(math.isfinite(count) and count > 0 for count in counts):
-            raise RejectedError(f"silo '{update.silo}' says that it holds {dict(update.weights)} records")
+        self._check_payloads(update, due)
+        self._check_counts(update, site)
         check_update(update, known)
         return replace(record, sha256=sha256)
+
+    def _check_payloads(self, update: Update, due: Collection[str]) -> None:
+        """Their names and shapes are declared, or they would not have got here; nothing may lack."""
+        if set(update.payloads) != set(due):
+            raise RejectedError(
+                f"silo '{update.silo}' sent the payloads {sorted(update.payloads)}; round {update.round} asks for "
+                f"{sorted(due)}"
+            )
+        shapes = {payload.name: payload.shapes for payload in self.method.plan.payloads}
+        for payload, tensors in update.payloads.items():
+            for name in shapes[payload]:
+                dtype = tensors[name].dtype if name in tensors else None
+                if dtype != torch.float32:
+                    raise RejectedError(
+                        f"silo '{update.silo}' sent tensor '{name}' of payload '{payload}' as {dtype}, not as float32"
+                    )
+
+    def _check_counts(self, update: Update, site: Site) -> None:
+        """A silo's number of records is its weight in the mean: every group has its own, and they add up."""
+        counts = dict(update.weights)
+        groups = {f"group={self.method.plan.groups[group]}" for group in site.groups}
+        believable = (
+            counts.keys() == {"all", *groups}
+            and all(count.is_integer() and 1 <= count <= self.max_records for count in counts.values())
+            and counts["all"] == sum(counts[group] for group in groups)
+        )
+        if not believable:
+            raise RejectedError(
+                f"silo '{update.silo}' says that it holds {counts} records; whole numbers for {sorted(groups)} and "
+                f"their sum are allowed, up to {self.max_records} (rounds.max_records in federation.toml)"
+            )
 
 
 def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], factor: float) -> dict[str, str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
+
 from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, conclude, received_by, site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
@@ -70,7 +72,7 @@ class FlowerEngine:
     ) -> None:
         self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
         self._silos = [silo.name for silo in trainer.federation.silos]
-        self._inspection = Inspection(trainer.method, trainer.federation)
+        self._inspection = Inspection(trainer.method, trainer.federation, rules.max_records)
         self._server = ReferenceEngine(trainer)  # where the server itself has something to learn
         self._busy: dict[int, int] = {}  # silos that owe an answer, and the round that they were asked for
 
@@ -102,7 +104,9 @@ class FlowerEngine:
         self._require_minimum(progress)
         results = list(progress.results.values())
         present = replace(context, participants=tuple(sorted(progress.results)))
-        return conclude(self._trainer.method, state, present, results, self._trainer.streams, school=self._server)
+        concluded = conclude(self._trainer.method, state, present, results, self._trainer.streams, school=self._server)
+        _check_finite(concluded[0])
+        return concluded
 
     def _over(self, progress: _Progress) -> bool:
         """Whether there is nobody left to wait for, or no time."""
@@ -162,10 +166,12 @@ class FlowerEngine:
             return
         try:
             progress.results[silo] = result = self._result(answer, silo, progress)
-        except FedloomError as error:
-            self._journal(Event(answer.round, answer.silo, "rejected", str(error), answer.seconds, frame.size))
+        except Exception as error:  # whatever a silo sends concerns this silo alone
+            unforeseen = f"silo '{answer.silo}' sent what cannot be checked: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, FedloomError) else unforeseen
+            self._journal(Event(answer.round, answer.silo, "rejected", reason, answer.seconds, frame.size))
             if not late:
-                progress.out[silo] = str(error)
+                progress.out[silo] = reason
             return
         self._journal(Event(answer.round, answer.silo, "answered", "", answer.seconds, frame.size))
         progress.on_silo(result)
@@ -175,7 +181,9 @@ class FlowerEngine:
         update = update_in(answer.frame, answer.silo)
         if update.round != answer.round:
             raise RejectedError(f"silo '{answer.silo}' sent round {update.round} when it was asked for {answer.round}")
-        egress = self._inspection.passed(silo, update, progress.state.server.blocks, answer.frame.sha256)
+        trainer = self._trainer
+        due = [r.name for r in trainer.method.releases if update.round in r.rounds(trainer.attended[silo])]
+        egress = self._inspection.passed(silo, update, due, progress.state.server.blocks, answer.frame.sha256)
         # Losses stay at the silo; how many steps it took follows from its public number of records.
         steps = local_steps(self._trainer.config, int(update.weights["all"])) if self._trainer.method.phases else 0
         return Result(silo, update, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
@@ -199,3 +207,13 @@ class FlowerEngine:
                 f"round {number} has {len(progress.results)} of the {needed} updates that it needs (rounds.minimum in "
                 f"federation.toml): {'; '.join([*progress.out.values(), *missing])}; resume the run when they can come"
             )
+
+
+def _check_finite(state: FederationState) -> None:
+    """What each silo sent was finite; what came of all of it is looked at before it is kept."""
+    for key, tensors in state.server.blocks.items():
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise FedloomError(
+                    f"round {state.round} would leave values that are not finite in '{key}/{name}'; it is not kept"
+                )

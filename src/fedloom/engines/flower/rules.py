@@ -20,4 +20,5 @@ class RoundRules:
     # What becomes of an update that comes after its round: nothing, or it stands for its silo in the round under way.
     stragglers: Literal["drop", "use"] = "drop"
     patience: float = field(default=10.0, metadata=at_least(1))  # deadlines after which a straggler is given up
+    max_records: int = field(default=10**7, metadata=at_least(1))  # that a silo is believed to hold: its weight
     norm_factor: float = field(default=5.0, metadata=at_least(0))  # times the others' norm that is too much; 0: never

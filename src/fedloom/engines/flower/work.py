@@ -95,7 +95,7 @@ def update_in(frame: Frame, silo: str) -> Update:
                 payloads[name.removeprefix(PAYLOADS)] = unpacked(part, name)
         weights = {str(owner): float(count) for owner, count in frame.header["weights"].items()}
         return Update(silo, int(frame.header["round"]), blocks, weights, payloads)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FedloomError(f"silo '{silo}' sent an update that cannot be read: {error}") from error
 
 
