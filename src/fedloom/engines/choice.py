@@ -150,7 +150,12 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
 
 
 def _steady(trainer: Trainer) -> bool:
-    """Whether every step of a run has the same number of silos; for each other number there would be a compilation."""
+    """Whether every step of a run has the same number of silos; for each other number there would be a compilation.
+
+    Private steps, which were never compiled on a GPU, do not count as such.
+    """
+    if trainer.privacy:
+        return False
     everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
     return everybody and len({trainer.steps(silo) for silo in range(len(trainer.federation))}) == 1
 
