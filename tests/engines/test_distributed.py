@@ -24,6 +24,7 @@ from fedloom.methods.base import Method, Release, ServerState
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.privacy.releases import BoundedSum, Unbounded
 from fedloom.privacy.summary import summarise
+from fedloom.release.provenance import provenance_of
 from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -148,10 +149,13 @@ def test_a_run_says_whom_to_trust_and_what_each_adds(tmp_path: Path) -> None:
     run = Experiment.of(tiny_config(*DISTRIBUTED, *ONE_STEP), FEDERATION).run(tmp_path / "run")
     assert [row["steps"] for row in run.metrics()] == [SILOS, SILOS]
     told = summarise(run.config.privacy, run.folder.ledger)
-    assert told.parts["trust"] == (
-        "distributed: each of 5 silos adds 0.577 of the noise: one must trust that only the sum is seen (secure "
+    trust = (
+        "each of 5 silos adds 0.577 of the noise: one must trust that only the sum is seen (secure "
         "aggregation, simulated here) and that at most 1 silos collude or drop out"
     )
+    assert told.parts["trust"] == f"distributed: {trust}"
+    assert told.guarantee.endswith(f"for each record, by what every silo has spent so far; {trust}")
+    assert provenance_of(run).guarantee == told.guarantee
     assert all(0.99 * 3 <= account.spent <= 3 for account in read_accounts(run.folder.ledger))
 
 

@@ -63,6 +63,8 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     spent = max((account.spent for account in accounts), default=0.0)
     delta = max((account.budget.delta for account in accounts), default=settings.delta)
     guarantee = f"({told(spent)}, {delta:g})-differential privacy for each {unit}, by what every silo has spent so far"
+    if settings.trust != "local":  # no guarantee against whoever sees what a single silo sends
+        guarantee += f"; {_trust(settings, len(accounts))}"
     if problem:
         guarantee = f"{NONE}: {problem}"
     elif not spent:
