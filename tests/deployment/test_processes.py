@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,15 @@ def test_the_door_lets_silos_call_what_they_need_and_nothing_else() -> None:
     assert text.count("proxy_pass") == 1
     assert "register-node" not in text
     assert "control" not in text
+
+
+def test_the_door_stores_no_answer_on_disk_and_takes_folders_with_blanks() -> None:
+    """A slow silo's download would be cut off where the proxy's workers may not write."""
+    text = configuration("x", Path("/my keys"), Path("/my folder"), Path("/my logs"), "127.0.0.1:8443", 9092)
+    assert "proxy_max_temp_file_size 0;" in text
+    paths = [line.split(maxsplit=1)[1] for line in text.splitlines() if "/my " in line]
+    assert len(paths) == 10
+    assert all(re.fullmatch(r'"/my [a-z./-]+"( warn)?;', path) for path in paths)
 
 
 def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_path: Path) -> None:

@@ -27,17 +27,18 @@ FLEET = (  # all that a node with a registered key calls
 CONFIGURATION = """\
 # Silos reach the federation '{name}' here, and only by the calls that a silo needs.
 worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {logs}/proxy-errors.log warn;
+pid "{folder}/nginx.pid";
+error_log "{logs}/proxy-errors.log" warn;
 events {{ worker_connections 256; }}
 http {{
     access_log off;
     server_tokens off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
+    client_body_temp_path "{folder}/body";
+    proxy_temp_path "{folder}/proxy";
+    fastcgi_temp_path "{folder}/fastcgi";
+    uwsgi_temp_path "{folder}/uwsgi";
+    scgi_temp_path "{folder}/scgi";
+    proxy_max_temp_file_size 0;  # a worker of root's nginx may not write into the server's folder
     client_max_body_size 64m;  # Flower cuts tensors into pieces of 5 MiB
     proxy_read_timeout 300s;
     proxy_send_timeout 300s;
@@ -49,8 +50,8 @@ http {{
 
     server {{
         listen {listen} ssl;
-        ssl_certificate {keys}/server.crt;
-        ssl_certificate_key {keys}/server.key;
+        ssl_certificate "{keys}/server.crt";
+        ssl_certificate_key "{keys}/server.key";
         ssl_protocols TLSv1.2 TLSv1.3;
 
         location ~ ^/v1/fleet/({calls})$ {{
@@ -61,7 +62,7 @@ http {{
             proxy_request_buffering off;
             proxy_pass https://superlink;
             proxy_ssl_verify on;
-            proxy_ssl_trusted_certificate {keys}/ca.crt;
+            proxy_ssl_trusted_certificate "{keys}/ca.crt";
             proxy_ssl_name localhost;
         }}
         location / {{ return 404; }}
