@@ -238,6 +238,16 @@ def test_noise_is_calibrated_for_all_rounds_and_all_of_it_is_spent(tmp_path: Pat
     assert spent(events[:3], 1e-5, "rdp") < 0.9
 
 
+@pytest.mark.parametrize("name", ["dp_cvae", "flow", "dp_cgan", "moments", "refined_moments"])
+def test_payloads_are_called_noisy_only_under_a_mechanism(name: str) -> None:
+    sent = [release.payload for release in method_of(name, *SMALL.get(name, ())).releases]
+    assert sent
+    for payload in sent:
+        what, _, noise = payload.cost.rpartition("; ")
+        assert noise == "noisy, at a share of the budget, under a privacy mechanism, else exact"
+        assert "noisy" not in what
+
+
 def test_labels_follow_noisy_counts_and_no_class_is_lost(tmp_path: Path) -> None:
     lopsided = tuple(Silo(f"silo-{i}", vectors(60, i, classes=(0, 0, 0, 1))) for i in range(3))
     data = Federation("vectors", lopsided, vectors(30, 77), ("all",), CLASSES)

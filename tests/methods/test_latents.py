@@ -107,11 +107,13 @@ def test_a_records_contribution_to_the_histogram_is_one_at_one_place() -> None:
 
 
 def test_only_the_mixture_is_without_a_guarantee() -> None:
-    problems = {
-        latents: sent.statistic.problem
+    sent = {
+        latents: found
         for latents in ("prior", "ball", "mixture", "histogram")
-        if (sent := release(ServerConfig(latents=latents), LATENT, STREAMS)) is not None  # type: ignore[arg-type]
+        if (found := release(ServerConfig(latents=latents), LATENT, STREAMS)) is not None  # type: ignore[arg-type]
     }
+    problems = {latents: found.statistic.problem for latents, found in sent.items()}
     assert problems.keys() == {"mixture", "histogram"}
     assert "no DP guarantee" in problems["mixture"]
     assert problems["histogram"] == ""
+    assert sent["histogram"].payload.cost.endswith("under a privacy mechanism, else exact")

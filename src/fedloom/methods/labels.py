@@ -16,7 +16,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Release, ServerState, ServerStep, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.privacy.releases import BoundedSum
-from fedloom.sharing.plan import Payload
+from fedloom.sharing.plan import payload_of_sums
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
@@ -61,12 +61,12 @@ class WithLabelShares:
 
 
 def with_labels(method: Method, setting: Setting, labels: Labels) -> Method:
-    """The method, sending noisy class counts once where synthetic labels shall follow them."""
+    """The method, sending class counts once where synthetic labels shall follow them."""
     if labels != "global-dp":
         return method
     count = len(setting.classes)
-    cost = "one noisy count of each class; a record adds 1 to one of them"
-    payload = Payload(COUNTS, cost, {"counts": (count,)})
+    what = "one count of each class, to one of which a record adds 1"
+    payload = payload_of_sums(COUNTS, what, {"counts": (count,)})
     release = Release(payload, BoundedSum(CountClasses(count)), share=SHARE)
     return replace(
         method,

@@ -26,7 +26,7 @@ from fedloom.methods.base import Release
 from fedloom.models.vae import VAE
 from fedloom.privacy.noise import Moment
 from fedloom.privacy.releases import BoundedSum, Unbounded
-from fedloom.sharing.plan import Payload, Tensors
+from fedloom.sharing.plan import Payload, Tensors, payload_of_sums
 from fedloom.streams import Streams
 
 PAYLOAD = "latents"
@@ -162,7 +162,7 @@ def release(settings: ServerConfig, latent: int, streams: Streams) -> Release | 
         cost = "no DP guarantee: a mixture fitted to the latents of private records"
         return Release(Payload(PAYLOAD, cost, shapes), Unbounded(FitMixture(count), cost), when="every")
     if settings.latents == "histogram":
-        cost = "a share of the budget: how many records lie nearest to each of a few public points"
+        what = "how many records lie nearest to each of a few public points"
         statistic = BoundedSum(NearestPoint(points(count, latent, streams)), bound=1.0)
-        return Release(Payload(PAYLOAD, cost, {"counts": (count,)}), statistic, when="every")
+        return Release(payload_of_sums(PAYLOAD, what, {"counts": (count,)}), statistic, when="every")
     return None

@@ -22,7 +22,7 @@ from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import require_vectors
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
-from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Payload, Scope, SharingPlan, Tensors
+from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
@@ -99,7 +99,7 @@ def make(setting: Setting, options: Options) -> Method:
     """No phases: one release in a silo's first round."""
     width, classes = require_vectors(setting, "moments"), len(setting.classes)
     how = Contribution(classes, options.radius, options.product_weight, options.count_weight)
-    payload = Payload(MOMENTS, "noisy class sums, products and counts, once", how.shapes(width))
+    payload = payload_of_sums(MOMENTS, "class sums, products and counts, once", how.shapes(width))
     return Method(
         name="moments",
         plan=SharingPlan({"decoder": FROM_SERVER}, setting.groups, (RECORD_COUNT, payload)),
@@ -112,5 +112,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "moments", "noisy class means, shared covariance and counts, sent once: a generator", Options, make, vectors=True
+    "moments", "class means, shared covariance and counts, sent once: a generator", Options, make, vectors=True
 )

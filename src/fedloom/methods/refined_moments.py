@@ -23,7 +23,7 @@ from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
 from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
-from fedloom.sharing.plan import Payload, Tensors
+from fedloom.sharing.plan import Tensors, payload_of_sums
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
@@ -92,8 +92,8 @@ def make(setting: Setting, options: Options) -> Method:
     plain = moments.make(setting, moments.Options(radius=options.radius))
     (sent,), width, classes = plain.releases, setting.shape[0], len(setting.classes)
     shapes = {"weights": (classes, width), "bias": (classes,)}
-    centre = Payload(CENTRE, "the noisy sum of all records, once", {"sum": (width,)})
-    gradient = Payload(GRADIENT, "a noisy gradient, in every round from the third on", shapes)
+    centre = payload_of_sums(CENTRE, "the sum of all records, once", {"sum": (width,)})
+    gradient = payload_of_sums(GRADIENT, "a gradient, in every round from the third on", shapes)
     return replace(
         plain,
         name="refined_moments",
@@ -109,7 +109,7 @@ def make(setting: Setting, options: Options) -> Method:
 
 RECIPE = Recipe(
     "refined_moments",
-    "moments whose classes are then learned to be told apart, by noisy gradients",
+    "moments whose classes are then learned to be told apart, by gradients",
     Options,
     make,
     vectors=True,

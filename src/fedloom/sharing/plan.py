@@ -59,6 +59,11 @@ class Payload:
 RECORD_COUNT = Payload("records", "declared public: the silo's number of records, used as its weight in the merge")
 
 
+def payload_of_sums(name: str, what: str, shapes: Mapping[str, tuple[int, ...]]) -> Payload:
+    """Sums over records, to which only a privacy mechanism adds noise."""
+    return Payload(name, f"{what}; noisy, at a share of the budget, under a privacy mechanism, else exact", shapes)
+
+
 @dataclass(frozen=True, order=True)
 class BlockKey:
     """A block and who owns this copy of it."""
