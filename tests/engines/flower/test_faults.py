@@ -23,24 +23,25 @@ from fedloom.engines.flower import rounds
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
-from fedloom.engines.flower.silo import Agreement, Grant
+from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
 from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
-from fedloom.errors import FedloomError
+from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import Observer, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.privacy.ledger import read_accounts
+from fedloom.privacy.ledger import BudgetSpentError, read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
-from local_grid import PROMPT, Deployment, Handler
+from local_grid import PROMPT, Deployment, Handler, agree
 from support import equal_bits, tiny_config
 
 BAD = "mnist-1"
+NAMES = ("mnist-0", BAD, "fashion-mnist-0", "fashion-mnist-1")
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=filter")
 
 
@@ -370,18 +371,23 @@ def test_a_silo_whose_budget_is_spent_says_so_and_sits_out(tmp_path: Path) -> No
     deployment = deployed(tmp_path, *DP)
     deployment.run("first", "run-1")
     deployment.events.clear()
-    with pytest.raises(ShortRoundError, match="refused: silo 'mnist-0' sits out round 1"):
+    with pytest.raises(
+        ShortRoundError, match="refused: silo 'mnist-0' sits out: this would pass what may be spent on its data"
+    ):
         deployment.run("second", "run-2")  # the budget belongs to the data, not to the run
     assert {event.event for event in deployment.events} == {"asked", "refused"}
 
 
-def test_a_full_disk_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_no_budget_and_is_told_in_the_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     deployment = deployed(tmp_path, *DP)
     monkeypatch.setattr(fedloom.engines.flower.shelf, "SPARE", 2**80)
     with pytest.raises(ShortRoundError):
         deployment.run()
     assert sorted(deployment.told("failed")) == sorted(2 * [(1, silo.name) for silo in deployment.federation.silos])
-    assert all("no space is left on the disk" in reason for reason in deployment.reasons("failed"))
+    assert set(deployment.reasons("failed")) == {f"silo '{name}' failed; its own log says why" for name in NAMES}
+    assert caplog.text.count("no space is left on the disk") == 8  # 4 silos, 2 attempts
     assert not (deployment.home(1) / "ledger.sqlite").exists()
 
 
@@ -435,6 +441,31 @@ def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
     stored.write_bytes(update_frame(replace(update_in(first, BAD), weights={"all": 7.0})).to_bytes())
     assert deployment.service(1).answer(task).parts != first.parts
     assert charges(deployment) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (RefusedError("not with me"), "refused", "not with me"),
+        (ConfigError("/home/me/policy.toml is not valid TOML"), "refused", "cannot do this; its own log says why"),
+        (BudgetSpentError("epsilon from 3.1 to 8.2"), "refused", "sits out: this would pass what may be spent on its"),
+        (RunFolderError("/home/me/disk is full"), "failed", "failed; its own log says why"),
+        (OSError("/home/me/disk is gone"), "failed", "failed; its own log says why"),
+    ],
+)
+def test_only_what_was_written_for_others_is_told_to_the_server(
+    tmp_path: Path, error: Exception, kind: str, reason: str
+) -> None:
+    deployment, task = first_task(tmp_path, agree)
+
+    def raising(*_: Any) -> Grant:
+        raise error
+
+    deployment.agreement = raising
+    answer = deployment.service(1).answer(task)
+    assert answer.kind == kind
+    assert reason in answer.header["reason"]
+    assert str(error) not in answer.header["reason"] or isinstance(error, RefusedError)
 
 
 @pytest.mark.parametrize("run", ["", ".", "../../elsewhere", "/elsewhere", "a/b", "-a", "Run", "a" * 64])

@@ -70,18 +70,28 @@ class SiloService:
         self._prepared: dict[str, Prepared] = {}
 
     def answer(self, frame: Frame) -> Frame:
-        """An update, or why there is none; a reason is said only where it was written for others to read."""
+        """An update, or why there is none.
+
+        A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
+        """
+        name = self._silo.name
         try:
             return self._update(frame)
-        except (RefusedError, BudgetSpentError, ConfigError) as error:  # asked again, the answer would be the same
+        except RefusedError as error:
             log.warning("refused: %s", error)
             return refusal(str(error))
+        except BudgetSpentError as error:
+            log.warning("refused: %s", error)
+            return refusal(f"silo '{name}' sits out: this would pass what may be spent on its data")
+        except ConfigError as error:  # asked again, the answer would be the same
+            log.warning("refused: %s", error)
+            return refusal(f"silo '{name}' cannot do this; its own log says why")
         except FedloomError as error:
             log.error("failed: %s", error)
-            return failure(str(error))
+            return failure(f"silo '{name}' failed; its own log says why")
         except Exception:
             log.exception("failed")
-            return failure(f"an error inside silo '{self._silo.name}'; its own log says which")
+            return failure(f"silo '{name}' failed; its own log says why")
 
     def _update(self, frame: Frame) -> Frame:
         if version_of(frame) != fedloom.__version__:
@@ -159,7 +169,10 @@ class SiloService:
     def _prepare(self, config: Config) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
-        check_deployable(config.privacy)
+        try:
+            check_deployable(config.privacy)
+        except ConfigError as error:
+            raise RefusedError(str(error)) from error
         federation, index = self._federation, self._index
         names = tuple(silo.name for silo in federation.silos)
         method = make_method(Setting(config, federation.shape, federation.groups, federation.classes, names))
