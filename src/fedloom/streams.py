@@ -137,9 +137,13 @@ class Streams(Draws):
 
     seed: int
 
+    def digest(self, purpose: str) -> bytes:
+        """SHA-256 over seed and name: 256 bits for code that brings a generator of its own."""
+        return hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
+
     def key(self, purpose: str) -> tuple[int, int]:
-        """The Philox key of a purpose: 64 bits of SHA-256 over seed and name."""
-        digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
+        """The Philox key of a purpose: 64 bits of its digest."""
+        digest = self.digest(purpose)
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
     def _key_of(self, purpose: str, silo_word: Tensor) -> Key:  # noqa: ARG002 - all silos have the same

@@ -40,6 +40,16 @@ def test_only_seeded_sources_repeat_themselves_and_only_in_the_same_moment(name:
             assert not torch.equal(draw(NOW), draw(other))
 
 
+def test_every_bit_of_a_moments_seed_changes_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's CPU generator heeds only 32 of them, so among 100,000 steps two would share their noise."""
+    drawn = set()
+    for bit in range(128):
+        digest = (1 << bit).to_bytes(32, "little")
+        monkeypatch.setattr(Streams, "digest", lambda self, purpose, digest=digest: digest)
+        drawn.add(tuple(StreamNoise(Streams(4)).normal(4, NOW).tolist()))
+    assert len(drawn) == 128
+
+
 def test_secure_noise_is_float64() -> None:
     assert SecureNoise().normal(3, NOW).dtype == torch.float64
 

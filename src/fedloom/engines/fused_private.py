@@ -236,7 +236,9 @@ class PrivateProgram(StackProgram):
             bounds[:silos] = torch.stack([state.tensors.get(name, start) for state in kept])
         self._boundless.zero_()
         # Of the silos that train together: theirs is drawn in one go.
-        self._generator = StreamNoise(trainer.streams).generator(f"{self._round}/{tuple(self._silos)}", self._device)
+        self._generator = StreamNoise(trainer.streams).device_generator(
+            f"{self._round}/{tuple(self._silos)}", self._device
+        )
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """Poisson batches."""
