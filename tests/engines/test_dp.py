@@ -30,9 +30,10 @@ from fedloom.objectives.base import Losses, Objective
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.streams import Streams
 from support import assert_same_run, federation_of, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5")
@@ -124,6 +125,35 @@ def test_training_equals_a_hand_written_loop(
         for name, tensor in tensors.items():
             torch.testing.assert_close(tensor, wanted[key][name], rtol=1e-6, atol=1e-6)
     assert result.terms["vae/loss"] == pytest.approx(sum(mean_losses) / len(mean_losses), rel=1e-5)
+
+
+def latent_draws(seed: int, secret: Randomness | None, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """What the objective of a silo's round was given as its own noise."""
+    trainer, start = trainer_of(federation_of([0] * 40), *RDP, f"seed={seed}")
+    trainer = replace(trainer, secret=secret)
+    objective, given = type(trainer.method.phases[0].objective), []
+    call = objective.__call__
+
+    def noting(self: Objective, model: nn.Module, batch: Batch, noise: Mapping[str, Tensor], *rest: object) -> Losses:
+        if rest[-1].round == 2:  # type: ignore[attr-defined] # the trials before it are none
+            given.append(noise["z1"])
+        return call(self, model, batch, noise, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objective, "__call__", noting)
+        (task,) = ReferenceEngine(trainer).tasks(start, RoundContext(2, 2, (0,)))
+        trainer.train(task)
+    return torch.cat(given)
+
+
+def test_who_knows_the_seed_does_not_know_the_objectives_noise_of_a_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = StreamNoise(Streams(77))  # stands in for the operating system's, so that two runs can be compared
+    one, other, public = (latent_draws(*each, monkeypatch) for each in ((1, secret), (2, secret), (1, None)))
+    assert torch.equal(one, other)
+    assert one.shape[1:] == public.shape[1:]
+    assert not torch.isin(one, public).any()
+    assert abs(float(one.mean())) < 7 / math.sqrt(one.numel())
+    assert one.dtype == latent_draws(1, SecureNoise(), monkeypatch).dtype == torch.float32
 
 
 def test_empty_batches_are_noise_alone() -> None:

@@ -51,6 +51,7 @@ class PrivateTraining:
     randomness: Randomness  # of coins and noise
     batch_size: int
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
+    secret: Randomness | None = None  # of the objective's own noise on records; None: the experiment's streams
 
     def steps(
         self, count: int, model: nn.Module, learners: list[Learner], received: Tensors, plain_step: PlainStep
@@ -140,7 +141,20 @@ class PrivateTraining:
         return [batch_passes(torch.nonzero(each).flatten(), self._subject, rows) for each in chosen]
 
     def _noise(self, phase: Phase, steps: Tensor, rows: int) -> dict[str, Tensor]:
-        return objective_noise(self.streams, phase, rows, self.task.silo, self.task.context.round, steps)
+        """The noise of ``rows`` examples in each of the steps.
+
+        Its rows go to the examples as they were drawn, so one record more shifts those of the others: whoever knew them
+        would see the sum move by more than one clipped gradient.
+        """
+        silo, round = self.task.silo, self.task.context.round
+        if self.secret is None or not phase.touches_records:
+            return objective_noise(self.streams, phase, rows, silo, round, steps)
+        noise = {}
+        for name, shape in phase.objective.noise.items():
+            moment = Moment(silo, round, int(steps[0]), f"objective/{phase.name}/{name}")
+            numbers = self.secret.normal(len(steps) * rows * math.prod(shape), moment).to(torch.float32)
+            noise[name] = numbers.reshape(len(steps), rows, *shape)
+        return noise
 
 
 def unit_sizes(silo: Silo, subject: Tensor | None) -> Tensor:

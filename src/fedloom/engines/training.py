@@ -52,7 +52,7 @@ class Trainer:
     method: Method
     federation: Federation
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
-    secret: Randomness | None = None  # of coins and noise; None: the experiment's streams, as in a simulation
+    secret: Randomness | None = None  # of all that records are drawn and hidden by; None: the experiment's streams
 
     @cached_property
     def streams(self) -> Streams:
@@ -139,7 +139,14 @@ class Trainer:
         limit = self.steps(task.silo) if task.step_limit is None else task.step_limit
         if task.mechanism is not None:
             private = PrivateTraining(
-                task.mechanism, silo, task, self.streams, self.randomness, self.config.local.batch_size, bounds
+                task.mechanism,
+                silo,
+                task,
+                self.streams,
+                self.randomness,
+                self.config.local.batch_size,
+                bounds,
+                self.secret,
             )
             yield from private.steps(limit, model, learners, received, plain_step)
             return
