@@ -32,6 +32,7 @@ from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.ledger import BudgetSpentError, read_accounts
+from fedloom.privacy.noise import SecureNoise
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.sharing.plan import BlockKey
@@ -425,6 +426,17 @@ def test_secure_noise_is_paid_for_once_and_the_same_bytes_are_sent_again(tmp_pat
     assert third.kind == "update"
     assert third.parts != first.parts
     assert charges(deployment) == 2
+
+
+@pytest.mark.parametrize("grant", [Grant(0.0), SECURE, Grant(0.0, repeatable=True)])
+def test_only_noise_that_is_granted_for_tests_comes_from_the_seed(grant: Grant, tmp_path: Path) -> None:
+    """Also where nothing may be spent, which is what a silo starts with before it is asked."""
+    deployment = deployed(tmp_path, *DP)
+    deployment.agreement = lambda *_: grant
+    service = deployment.service(1)
+    for _ in range(2):
+        trainer = service._ready(deployment.config).trainer
+        assert trainer.secret == (None if grant.repeatable else SecureNoise())
 
 
 def test_what_is_only_counted_is_counted(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Grant:
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
 
 
-UNDECIDED = Grant(0.0)
+UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +184,7 @@ class SiloService:
         plans = silo_plans(own, alone, method, drawn)
         Trainer(own, method, alone, plans).check_privacy()
         # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
-        trainer = Trainer(config, method, federation, plans * len(federation))
+        trainer = Trainer(config, method, federation, plans * len(federation), deployment_noise(None))
         return Prepared(trainer, plans[0] if plans else None, UNDECIDED)
 
     def _drawn(self, config: Config, round: int) -> tuple[int, ...]:
