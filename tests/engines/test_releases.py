@@ -17,7 +17,9 @@ from fedloom.engines import reference
 from fedloom.engines.base import FederationState, Result, Task, initial_state
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import make_engine
+from fedloom.engines.flower.inspection import Inspection
 from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_stack import Member
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, EgressError
@@ -31,7 +33,7 @@ from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.planning import whole_noise
 from fedloom.privacy.releases import BoundedSum, Statistic, Unbounded
 from fedloom.privacy.summary import summarise
-from fedloom.sharing.plan import SERVER, BlockKey, Payload, SharingPlan, Tensors
+from fedloom.sharing.plan import RECORD_COUNT, SERVER, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 from support import equal_bits, federation_of, tiny_config
@@ -248,6 +250,23 @@ def test_subjects_are_clipped_whole() -> None:
     sent = sent_by(ReferenceEngine(trainer), trainer)[1, 0]
     scale = trainer.privacy[0].release_noise["moments"] * BOUND
     torch.testing.assert_close(sent["moments/count"].double(), total["count"] + scale * noise[0].double())
+
+
+@pytest.mark.parametrize(("unit", "counts"), [("record", (20, 12, 8)), ("subject", (4, 3, 2))])
+def test_only_the_number_of_units_weighs_a_silo(unit: str, counts: tuple[int, ...], tmp_path: Path) -> None:
+    """Four subjects of five records; the third has records of both groups."""
+    silo = FEDERATION.silos[0]
+    train = replace(silo.train, subject=torch.arange(20) // 5, group=(torch.arange(20) >= 12).long())
+    data = replace(FEDERATION, silos=(replace(silo, train=train),), groups=("a", "b"))
+    trainer = planned(tiny_config(*DP, f"privacy.unit={unit}"), one_shot(), data)
+    found = dict(zip(("all", "group=a", "group=b"), counts, strict=True))
+    assert trainer.weights(0) == found
+    assert Member(0, 0, trainer).records == found
+    Inspection(trainer.method, data, 20).passed(0, Update(silo.name, 1, {}, trainer.weights(0)), (), {}, "")
+    assert found["all"] == trainer.privacy[0].units
+    adjacency = summarise(trainer.config.privacy, tmp_path / "none.sqlite").parts["adjacency"]
+    assert f"the number of {unit}s, in all and in each of the silo's groups, is declared public" in adjacency
+    assert "in all and in each of its groups" in RECORD_COUNT.cost
 
 
 def test_a_run_of_payloads_alone_is_charged_logged_and_summed_up(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class Member:
 
     @cached_property
     def records(self) -> dict[str, float]:
-        """How many stand behind its copies of blocks, in all and per group."""
-        return self.trainer.weights(self.silo)
+        """How many, or how many subjects, stand behind its copies of blocks, in all and per group."""
+        return self.trainer.weights(self.index)
 
 
 @dataclass(frozen=True)

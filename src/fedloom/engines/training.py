@@ -100,7 +100,7 @@ class Trainer:
             silo=silo.name,
             round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            weights=self.weights(silo),
+            weights=self.weights(task.silo),
             payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context),
         )
         return Result(
@@ -278,12 +278,20 @@ class Trainer:
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 
-    def weights(self, silo: Silo) -> dict[str, float]:
-        """How many records stand behind the silo's copies, in all and per group."""
-        counts = {g: float((silo.train.group == g).sum()) for g in silo.groups}
+    def weights(self, silo: int) -> dict[str, float]:
+        """How many records, or subjects where they are protected, are behind a silo's copies: in all and per group.
+
+        A subject with records of several groups counts in each of them.
+        """
+        owner = self.federation.silos[silo]
+        subject = unit_numbers(owner, self.privacy[silo].settings.unit) if self.privacy else None
+
+        def units(rows: Tensor) -> float:
+            return float(rows.sum() if subject is None else len(torch.unique(subject[rows])))
+
         return {
-            "all": float(len(silo)),
-            **{f"group={self.federation.groups[g]}": n for g, n in counts.items()},
+            "all": units(torch.ones(len(owner), dtype=torch.bool)),
+            **{f"group={self.federation.groups[g]}": units(owner.train.group == g) for g in owner.groups},
         }
 
 

@@ -55,7 +55,8 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     parts = {
         "mechanism": _mechanism(settings, {release.name for account in accounts for release in account.releases}),
         "unit": unit,
-        "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s is declared public{several}",
+        "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s, in all and in each of the silo's "
+        f"groups, is declared public{several}",
         "trust": f"{settings.trust}: {_trust(settings, len(accounts))}",
         "accountant": settings.accountant,
         "not covered": NOT_COVERED,

@@ -56,7 +56,11 @@ class Payload:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of its tensors, by name
 
 
-RECORD_COUNT = Payload("records", "declared public: the silo's number of records, used as its weight in the merge")
+RECORD_COUNT = Payload(
+    "records",
+    "declared public: the silo's number of records (of subjects where privacy.unit = 'subject'), in all and in each of "
+    "its groups, used as its weights in the merge",
+)
 
 
 def payload_of_sums(name: str, what: str, shapes: Mapping[str, tuple[int, ...]]) -> Payload:

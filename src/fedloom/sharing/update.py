@@ -21,7 +21,7 @@ class Update:
     silo: str
     round: int
     blocks: Mapping[BlockKey, Tensors]
-    weights: Mapping[str, float]  # the silo's number of records, in all ("all") and per group ("group=...")
+    weights: Mapping[str, float]  # the silo's number of records or subjects, in all ("all") and per group ("group=...")
     payloads: Mapping[str, Tensors] = field(default_factory=dict)  # payload -> its tensors, by name
 
 

@@ -87,18 +87,18 @@ class Inspection:
                     )
 
     def _check_counts(self, update: Update, site: Site) -> None:
-        """A silo's number of records is its weight in the mean: every group has its own, and they add up."""
+        """A silo's numbers are its weights in the mean: records add up, a subject may be of several groups."""
         counts = dict(update.weights)
         groups = {f"group={self.method.plan.groups[group]}" for group in site.groups}
         believable = (
             counts.keys() == {"all", *groups}
             and all(count.is_integer() and 1 <= count <= self.max_records for count in counts.values())
-            and counts["all"] == sum(counts[group] for group in groups)
+            and max(counts[group] for group in groups) <= counts["all"] <= sum(counts[group] for group in groups)
         )
         if not believable:
             raise RejectedError(
                 f"silo '{update.silo}' says that it holds {counts} records; whole numbers for {sorted(groups)} and "
-                f"their sum are allowed, up to {self.max_records} (rounds.max_records in federation.toml)"
+                f"at most their sum are allowed, up to {self.max_records} (rounds.max_records in federation.toml)"
             )
 
 
