@@ -480,6 +480,34 @@ def test_only_what_was_written_for_others_is_told_to_the_server(
     assert str(error) not in answer.header["reason"] or isinstance(error, RefusedError)
 
 
+def test_a_run_is_one_experiment_at_a_silo(tmp_path: Path) -> None:
+    """Otherwise a private experiment could begin with what another one left, which was not private."""
+    deployed(tmp_path, "rounds=1").run("first", "run-1")
+    other = deployed(tmp_path, "rounds=1", "local.learning_rate=0.5")
+    with pytest.raises(ShortRoundError, match="refused: silo 'mnist-0' knows run 'run-1' as another experiment"):
+        other.run("second", "run-1")
+    shutil.rmtree(other.home(1) / "runs")  # it is known from what is kept, too
+    other.grid.offline.update(set(NAMES) - {BAD})
+    with pytest.raises(ShortRoundError, match="refused: silo 'mnist-1' knows run 'run-1' as another experiment"):
+        other.run("third", "run-1")
+
+
+@pytest.mark.parametrize("lost", ["egress.jsonl", "metrics.jsonl", ""])
+def test_nothing_is_sent_again_without_its_line_in_the_silos_own_log(tmp_path: Path, lost: str) -> None:
+    """A worker may have died after it had kept the update and before, or while, it wrote its report."""
+    deployment, task = first_task(tmp_path, lambda *_: SECURE)
+    first = deployment.service(1).answer(task)
+    report = deployment.home(1) / "runs" / "run-1"
+    before = {name: read_lines(report / name) for name in ("egress.jsonl", "metrics.jsonl")}
+    assert [row["sha256"] for row in before["egress.jsonl"]] == [first.sha256]
+    if lost:
+        (report / lost).unlink()
+    else:
+        shutil.rmtree(report)
+    assert deployment.service(1).answer(task) == first
+    assert {name: read_lines(report / name) for name in before} == before
+
+
 @pytest.mark.parametrize("run", ["", ".", "../../elsewhere", "/elsewhere", "a/b", "-a", "Run", "a" * 64])
 def test_a_run_whose_name_is_no_folder_of_its_own_is_not_carried_out(tmp_path: Path, run: str) -> None:
     frame = Frame({"kind": "task", "version": fedloom.__version__, "run": run})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fedloom.engines.base import SiloState
 from fedloom.engines.flower.work import packed, unpacked
@@ -14,6 +15,16 @@ from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_folder_atomically
 
 SPARE = 64 * 2**20  # bytes of disk beyond what a round writes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a round that is kept."""
+
+    task: str  # digest of the task that it answers
+    experiment: str  # digest of the run's experiment
+    metrics: dict[str, Any]  # its lines in the silo's own report
+    egress: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,19 +45,22 @@ class Shelf:
             return SiloState()
         return SiloState(unpacked((self._folder(earlier[-1]) / "state.safetensors").read_bytes(), "state"))
 
+    def entry(self, round: int) -> Entry:
+        """What is known of a round that is kept."""
+        return Entry(**json.loads((self._folder(round) / "index.json").read_text(encoding="utf-8")))
+
     def update(self, round: int, task: str) -> bytes | None:
         """The update that was made for exactly this task, if it is still here: the very same bytes."""
-        folder = self._folder(round)
-        if not folder.is_dir() or json.loads((folder / "index.json").read_text(encoding="utf-8"))["task"] != task:
+        if round not in self.rounds() or self.entry(round).task != task:
             return None
-        return (folder / "update.frame").read_bytes()
+        return (self._folder(round) / "update.frame").read_bytes()
 
-    def put(self, round: int, task: str, state: SiloState, update: bytes) -> None:
+    def put(self, round: int, entry: Entry, state: SiloState, update: bytes) -> None:
         """Keep a round; what lies here of later ones belongs to a past that the server has left."""
         files = {
             "state.safetensors": packed(state.tensors),
             "update.frame": update,
-            "index.json": json.dumps({"task": task}).encode(),
+            "index.json": json.dumps(asdict(entry)).encode(),
         }
         write_folder_atomically(self._folder(round), files)
         for later in (kept for kept in self.rounds() if kept > round):

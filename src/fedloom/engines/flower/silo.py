@@ -16,7 +16,7 @@ from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.shelf import Entry, Shelf
 from fedloom.engines.flower.work import Order, failure, received_in, refusal, update_frame, version_of
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
@@ -105,6 +105,7 @@ class SiloService:
             torch.set_num_threads(order.config.engine.threads)
         number, task = order.context.round, _digest(frame)
         shelf, folder = Shelf(self._home / "rounds" / order.run), self._home / "runs" / order.run
+        self._check_experiment(order, shelf, folder)
         shelf.require_space(frame.size)
         work = Task(
             silo=self._index,
@@ -120,11 +121,13 @@ class SiloService:
             return update_frame(results[0].update).to_bytes()
 
         def store(update: bytes) -> None:
-            shelf.put(number, task, results[0].state, update)
+            entry = self._entry(task, order, results[0], Frame.of_bytes(update).sha256)
+            shelf.put(number, entry, results[0].state, update)
             shelf.clear(order.settled)
-            self._report(folder, order, results[0], Frame.of_bytes(update).sha256)
 
-        return Frame.of_bytes(self._released(prepared, order, task, shelf.update(number, task), make, store))
+        released = self._released(prepared, order, task, shelf.update(number, task), make, store)
+        self._report(folder, order, shelf.entry(number))
+        return Frame.of_bytes(released)
 
     def _released(
         self,
@@ -198,6 +201,14 @@ class SiloService:
         if self._index not in self._drawn(order.config, context.round):
             raise RefusedError(f"silo '{self._silo.name}' was not drawn for round {context.round}")
 
+    def _check_experiment(self, order: Order, shelf: Shelf, folder: Path) -> None:
+        """A run's name stands for one experiment: what was kept of it must not go into another."""
+        known = {shelf.entry(kept).experiment for kept in shelf.rounds()}
+        if folder.is_dir():
+            known.add(RunFolder.open(folder).config.digest())
+        if known - {order.config.digest()}:
+            raise RefusedError(f"silo '{self._silo.name}' knows run '{order.run}' as another experiment")
+
     def _state(self, shelf: Shelf, folder: Path, number: int) -> SiloState:
         """What the silo had kept before a round; that it has lost something is no reason to start afresh."""
         rows = RunFolder.open(folder).metrics() if folder.is_dir() else []
@@ -209,17 +220,24 @@ class SiloService:
             )
         return shelf.state_before(number)
 
-    def _report(self, path: Path, order: Order, result: Result, sha256: str) -> None:
-        """The silo's own run folder: what nobody else gets to see."""
+    def _entry(self, task: str, order: Order, result: Result, sha256: str) -> Entry:
+        """The lines of a round in the silo's own report, kept with what leaves so that neither is without the other."""
+        number = order.context.round
+        row = {"round": number, "seconds": result.seconds, "participants": [self._index], "steps": result.steps}
+        terms = {f"train/{name}": value for name, value in result.terms.items()}
+        return Entry(task, order.config.digest(), row | terms, replace(result.egress, sha256=sha256).to_mapping())
+
+    def _report(self, path: Path, order: Order, entry: Entry) -> None:
+        """The silo's own run folder, which nobody else gets to see: nothing leaves before its lines are there."""
         number, known = order.context.round, path.is_dir()
         folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
-        if any(row["round"] >= number for row in folder.metrics()):
-            folder.rewind(number - 1)
-        row = {"round": number, "seconds": result.seconds, "participants": [self._index], "steps": result.steps}
-        terms = {f"train/{name}": value for name, value in result.terms.items()}
-        folder.record_round(row | terms, [replace(result.egress, sha256=sha256).to_mapping()])
+        metrics, egress = folder.metrics(), folder.egress()
+        if entry.egress not in egress or not any(row["round"] == number for row in metrics):
+            if any(row["round"] >= number for row in (*metrics, *egress)):
+                folder.rewind(number - 1)
+            folder.record_round(entry.metrics, [entry.egress])
         if number == order.context.rounds:
             folder.end("finished", number)
 
