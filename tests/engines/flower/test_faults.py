@@ -239,6 +239,17 @@ def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason
     assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1,)))
 
 
+def test_of_two_silos_one_that_moves_far_from_the_servers_copy_is_rejected(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, "rounds=1")
+    silo = deployment.grid.handlers[BAD]
+    deployment.grid.handlers[BAD] = lambda frame: changed(lambda _, t: 10 * t)(silo(frame))
+    deployment.grid.offline.update(NAMES[2:])
+    (row,) = deployment.run().metrics()
+    assert row["participants"] == [0]
+    (told,) = deployment.reasons("rejected")
+    assert re.match("silo 'mnist-1' sent an update of 'encoder@all' with norm .* 5 times the server's", told), told
+
+
 def without_payloads(frame: Frame) -> Frame:
     return update_frame(replace(update_in(frame, BAD), payloads={}))
 

@@ -106,7 +106,8 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
     """Silos whose copy of a block moved ``factor`` times as far as those of the others do, with the reason.
 
     The move is measured from what was sent down; where nothing comes down it is the norm of the block itself. Fewer
-    than three copies cannot tell who is odd. A factor of 0 takes everything.
+    than three copies cannot tell who is odd: they may move ``factor`` times the norm of the server's own copy, if it
+    has one. A factor of 0 takes everything.
     """
     norms: dict[BlockKey | str, dict[str, float]] = {}
     for update in updates:
@@ -116,13 +117,15 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
     found: dict[str, str] = {}
     for place, by_silo in norms.items():
         for silo, norm in by_silo.items():
-            others = [other for name, other in by_silo.items() if name != silo]
-            usual = statistics.median(others) if len(by_silo) >= ENOUGH else 0.0
+            if len(by_silo) >= ENOUGH:
+                usual, whose = statistics.median(other for name, other in by_silo.items() if name != silo), "others'"
+            else:
+                usual, whose = _norm(known.get(place, {}), {}) if isinstance(place, BlockKey) else 0.0, "server's"
             if factor and usual and norm > factor * usual:
                 found.setdefault(
                     silo,
                     f"silo '{silo}' sent an update of '{place}' with norm {norm:.3g}, more than {factor:g} times the "
-                    f"others' {usual:.3g}",
+                    f"{whose} {usual:.3g}",
                 )
     return found
 
