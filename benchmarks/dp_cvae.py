@@ -1,9 +1,9 @@
 """Measure generators of labelled embeddings at a true epsilon, and write down every figure of papers/dp-cvae.
 
-    fedloom embed npz --path cifar10.npz --backbone efficientnet-lite0 --projection head --dimension 256 --out embeddings.npz
-    python benchmarks/dp_cvae.py embeddings.npz --set bars mixture collapse
+    fedloom embed cifar10.npz --projection head --dimension 256 --out embeddings.npz
+    python benchmarks/dp_cvae.py embeddings.npz --set bars mixture
 
-The settings were chosen on the file's own held-out records. So the figures come from a fresh split: the last 5,000
+Settings were chosen on other held-out records. So the figures come from a fresh split: the last 5,000
 training records are scored and never trained on, and the former held-out records are trained on in their place. Rows
 that are in the results already are not run again.
 """
@@ -57,6 +57,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dp_cvae, paper's size": ("method.name=dp_cvae", *PAPER),
     "cvae, reference loss": ("method.name=dp_cvae", *SHORT, "method.loss=reference"),
     "cvae, correct loss": ("method.name=dp_cvae", *SHORT),
+    "cvae, correct loss, 50 rounds": ("method.name=dp_cvae", *PAPER),
     "cvae, small": ("method.name=dp_cvae", *SHORT, "model.hidden=[256]", "model.latent=16"),
     "cvae, small, learned variance": (
         *("method.name=dp_cvae", *SHORT, "model.hidden=[256]", "model.latent=16"),
