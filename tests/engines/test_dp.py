@@ -377,12 +377,29 @@ class Mixing(Onlooker):
         )
 
 
-def test_an_objective_that_mixes_examples_is_refused_by_name() -> None:
-    trainer, _ = trainer_of(federation_of([0] * 40), *RDP)
+@dataclass(frozen=True)
+class Counting(Onlooker):
+    """The loss of each example, weighted by the groups of the whole batch: no gradient at the records shows that."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        losses = super().__call__(model, batch, noise, received, context)
+        return replace(losses, total=losses.total * (1 + batch.group.float().mean()))
+
+
+@pytest.mark.parametrize("kind", [Mixing, Counting])
+def test_an_objective_that_mixes_examples_is_refused_by_name(kind: type[Onlooker]) -> None:
+    trainer, _ = trainer_of(federation_of([0, 1] * 20), *RDP)
     (phase,) = trainer.method.phases
     trainer.check_privacy()
-    mixing = replace(trainer.method, phases=(replace(phase, objective=Mixing(phase.objective, [])),))
-    with pytest.raises(ConfigError, match=r"objective 'Mixing' mixes examples.* use "):
+    mixing = replace(trainer.method, phases=(replace(phase, objective=kind(phase.objective, [])),))
+    with pytest.raises(ConfigError, match=rf"objective '{kind.__name__}' mixes examples.* use "):
         replace(trainer, method=mixing).check_privacy()
 
 

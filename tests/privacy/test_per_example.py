@@ -268,12 +268,13 @@ def test_the_gradients_of_a_subject_are_summed_and_padding_is_nobodys() -> None:
         assert counted.tolist() == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("mixing", ["batch norm", "interpolation"])
+@pytest.mark.parametrize("mixing", ["batch norm", "interpolation", "the first row in all others"])
 def test_objectives_that_mix_examples_are_refused_by_name(mixing: str) -> None:
     norm = nn.BatchNorm1d(3)
     losses: dict[str, Callable[[Tensor], Tensor]] = {
         "batch norm": lambda x: norm(x).pow(3).sum(1),
         "interpolation": lambda x: (0.5 * x + 0.5 * x.roll(1, 0)).square().sum(1),
+        "the first row in all others": lambda x: x.square().sum(1) + x[0].sum() * (torch.arange(4) > 0),
     }
     with pytest.raises(ConfigError, match=f"'{mixing}' mixes examples.*use group norm"):
         require_separate_examples(losses[mixing], torch.randn(4, 3), mixing, "group norm")

@@ -18,7 +18,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Watch, layers_suffice, require_separate_examples
+from fedloom.privacy.per_example import Watch, layers_suffice, require_same_alone, require_separate_examples
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.sharing.plan import Tensors
@@ -190,12 +190,14 @@ def public_batch(silo: Silo, rows: int) -> Batch:
     )
 
 
-def trial_of(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+def trial_of(
+    model: nn.Module, phase: Phase, silo: Silo, streams: Streams, rows: range = range(TRIED_ROWS)
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """A phase's losses as a function of a few examples, and those examples."""
-    device = next(model.parameters()).device
-    batch = batch_of(silo.train.take(torch.arange(TRIED_ROWS) % len(silo)).to(device), torch.arange(TRIED_ROWS))
+    device, index = next(model.parameters()).device, torch.tensor(rows)
+    batch = batch_of(silo.train.take(index % len(silo)).to(device), torch.arange(len(rows)))
     noises = objective_noise(streams, phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
-    noise = {name: tensor[0].to(device) for name, tensor in noises.items()}
+    noise = {name: tensor[0, index].to(device) for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     context = RoundContext(1, 1, ())
     return lambda x: phase.objective(model, replace(batch, x=x), noise, received, context).total, batch.x
@@ -222,5 +224,7 @@ def check_private(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) 
                 f"phase '{phase.name}' changes the buffer '{name}' by what it sees, which DP-SGD does not guard; "
                 "use layers without running statistics, such as group norm"
             )
-    objective = type(phase.objective).__name__
-    require_separate_examples(losses, x, objective, "one that scores each example by itself")
+    objective, instead = type(phase.objective).__name__, "one that scores each example by itself"
+    require_separate_examples(losses, x, objective, instead)
+    single = [trial_of(model, phase, silo, streams, range(row, row + 1)) for row in range(TRIED_ROWS)]
+    require_same_alone(losses(x), [own(only) for own, only in single], objective, instead)

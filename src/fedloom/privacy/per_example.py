@@ -27,6 +27,15 @@ ROUNDING = 4e-6
 NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate"
 
 
+class MixedExamplesError(ConfigError):
+    """The loss of one example depends on another."""
+
+    def __init__(self, objective: str, instead: str) -> None:
+        super().__init__(
+            f"objective '{objective}' mixes examples, so no bound on one record holds under DP-SGD; use {instead}"
+        )
+
+
 class Rows:
     """One factor of the gradients of examples, (examples, places, width), which several parameters may share."""
 
@@ -379,8 +388,13 @@ def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tupl
 def require_separate_examples(losses: Callable[[Tensor], Tensor], x: Tensor, objective: str, instead: str) -> None:
     """Refuse an objective in which the loss of one example depends on another's record."""
     x = x.detach().clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(losses(x)[0], x, allow_unused=True, materialize_grads=True)
-    if gradient[1:].any():
-        raise ConfigError(
-            f"objective '{objective}' mixes examples, so no bound on one record holds under DP-SGD; use {instead}"
-        )
+    for row, value in enumerate(losses(x)):
+        (gradient,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True, materialize_grads=True)
+        if gradient[:row].any() or gradient[row + 1 :].any():
+            raise MixedExamplesError(objective, instead)
+
+
+def require_same_alone(together: Tensor, alone: Sequence[Tensor], objective: str, instead: str) -> None:
+    """Refuse an objective whose losses change with the company of an example, be it by labels or groups."""
+    if not torch.allclose(together, torch.cat(list(alone)), rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise MixedExamplesError(objective, instead)
