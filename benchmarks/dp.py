@@ -181,10 +181,10 @@ def chosen_microseconds(private: bool, batch: int) -> tuple[float, str]:
 def with_memory(work: Callable[..., float], *arguments: Any) -> tuple[float, float]:
     """What the work gives, and the most device memory that it held, in MB."""
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     found = work(*arguments)
-    return found, (torch.cuda.max_memory_reserved() - before) / 1e6
+    return found, (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
 def on_gpu(arguments: argparse.Namespace) -> list[dict[str, Any]]:
