@@ -10,19 +10,17 @@ With ``model.posterior`` other than "amortised" no encoder learns from records (
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from torch import Tensor, nn
-
 from fedloom.config import at_least
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
+from fedloom.methods.conditional_pathways import conditional_pathways
 from fedloom.methods.labels import Labels, require_vectors, with_labels
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
@@ -91,18 +89,6 @@ PHASES: dict[str, Callable[[Setting, Options], tuple[Phase, ...]]] = {
 }
 
 
-def from_latent(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
-    """z ~ p(z|y), then the decoder's mean."""
-    assert isinstance(model, ConditionalVAE)
-    return model.decode(model.prior(label).sample(noise["z"]), label)
-
-
-def from_likelihood(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, label: Tensor) -> Tensor:
-    """z ~ p(z|y), then x ~ p(x|z,y)."""
-    assert isinstance(model, ConditionalVAE)
-    return from_latent(model, noise, group, label) + math.sqrt(model.variance) * noise["x"]
-
-
 def make(setting: Setting, options: Options) -> Method:
     """Encoder SILO, where there is one, and decoder GLOBAL."""
     width, model = require_vectors(setting, "dp_cvae"), setting.config.model
@@ -110,17 +96,13 @@ def make(setting: Setting, options: Options) -> Method:
         warnings.warn(COLLAPSE, FedloomWarning, stacklevel=2)
     blocks = {"decoder": GLOBAL} if model.posterior == "closed-form" else {"encoder": SILO, "decoder": GLOBAL}
     plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
-    latent, whole = {"z": (model.latent,)}, {"z": (model.latent,), "x": (width,)}
     method = Method(
         name="dp_cvae",
         plan=plan,
         build=partial(build, setting, options),
         phases=PHASES[model.posterior](setting, options),
         server_step=Mean(plan, setting.config.sharing.weights),
-        pathways={
-            "z": Pathway(latent, from_latent, "z ~ p(z|y) -> mean of x", ("decoder",), labelled=True),
-            "x": Pathway(whole, from_likelihood, "z ~ p(z|y) -> x ~ p(x|z,y)", ("decoder",), labelled=True),
-        },
+        pathways=conditional_pathways(model.latent, width),
         own_posterior=True,
     )
     return with_labels(method, setting, options.labels)
