@@ -20,7 +20,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import answered, frame_of
 from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.silo import Agreement, Grant, SiloService
+from fedloom.engines.flower.silo import Agreement, Grant, Screening, SiloService
 from fedloom.engines.flower.wire import Wire
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, RemoteSilo
@@ -86,6 +86,7 @@ class Deployment:
     federation: Federation
     rules: RoundRules = PROMPT
     agreement: Agreement = agree
+    screening: Screening = lambda _: None
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class Deployment:
 
     def service(self, silo: int) -> SiloService:
         self.home(silo).mkdir(parents=True, exist_ok=True)
-        return SiloService(self.home(silo), remote(self.federation, silo), silo, self.agreement)
+        return SiloService(self.home(silo), remote(self.federation, silo), silo, self.screening, self.agreement)
 
     def run(self, folder: str = "server", name: str = "run-1", observer: Observer | None = None) -> Run:
         """From the start, or on from the newest checkpoint where the folder is there."""

@@ -63,6 +63,7 @@ def test_a_certificate_ends_when_it_should(tmp_path: Path, days: int, valid: boo
 
 def test_private_keys_are_for_their_owner_and_travel_nowhere(server: ServerHome) -> None:
     silo = silo_of(server, "north")
+    assert all(stat.S_IMODE(home.path.stat().st_mode) == 0o700 for home in (server, silo))
     secret = {silo.path / "node.key": (silo.path / "node.key").read_bytes()}
     secret |= {path: path.read_bytes() for path in (server.keys / "ca.key", server.keys / "server.key")}
     for path, key in secret.items():

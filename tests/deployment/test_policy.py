@@ -6,17 +6,25 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import fedloom
 from fedloom.config import Config
+from fedloom.deployment.charter import Charter
+from fedloom.deployment.demo import write_records
+from fedloom.deployment.homes import Invitation, SiloHome
 from fedloom.deployment.policy import Policy, policy_text
+from fedloom.deployment.worker import service
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.silo import Grant, RefusedError
+from fedloom.engines.flower.work import Order
 from fedloom.errors import ConfigError
 from fedloom.federation.building import build_federation
+from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method
 from fedloom.privacy.planning import SiloPlan
+from fedloom.sharing.plan import SharingPlan
 from fedloom.streams import Streams
 from local_grid import Deployment
 from support import tiny_config
@@ -66,6 +74,25 @@ def test_what_was_not_agreed_to_is_refused(
     with pytest.raises(ShortRoundError, match=reason):
         deployed(tmp_path, Policy.of(OPEN | change), *overrides).run()
     assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+@pytest.mark.parametrize("change", [{"methods": ["moon"]}, {"experiments": ["ab"]}])
+def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
+    tmp_path: Path, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config("method.name=fedvae", "data.silos=1", "data.records_per_silo=16", "engine.name=reference")
+    federation = build_federation(config.data, Streams(config.seed))
+    silos = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
+    charter = Charter(name="x", address="h:1", silos=silos, shape=federation.shape, classes=federation.classes)
+    home = SiloHome.create(tmp_path / "home", Invitation("mnist-0", charter, "none"))
+    (home.path / "policy.toml").write_text(tomli_w.dumps(OPEN | change))
+    write_records(tmp_path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
+    monkeypatch.setattr("fedloom.engines.flower.silo.make_method", lambda _: pytest.fail("a method was made"))
+    task = Order("run-1", config, RoundContext(1, 2, (0, 1)), settled=0)
+    frame = task.frame({}, SharingPlan({}, federation.groups), Site("mnist-0", (0,)))
+    answer = service(home, tmp_path / "own.npz").answer(frame)
+    assert answer.kind == "refused"
+    assert answer.header["reason"].startswith("silo 'mnist-0' does not agree: the experiment has the ")
 
 
 @pytest.mark.parametrize("overrides", [(), DP])

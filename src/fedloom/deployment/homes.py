@@ -53,6 +53,7 @@ class ServerHome:
         """A new federation: authority, server certificate, one invitation for each silo."""
         _new(path)
         home = cls(path)
+        path.chmod(0o700)
         tree = {"charter": charter.to_mapping(), "server": asdict(settings), "rounds": asdict(rules)}
         for folder in (home.keys, home.path / "invitations", home.admitted, home.flower, home.logs):
             folder.mkdir()

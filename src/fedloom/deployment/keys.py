@@ -69,8 +69,10 @@ def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) ->
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
-    (folder / "server.key").unlink(missing_ok=True)
-    write_secret(folder / "server.key", _pem(key))
+    fresh = folder / "server.key.new"
+    fresh.unlink(missing_ok=True)
+    write_secret(fresh, _pem(key))
+    fresh.replace(folder / "server.key")
     write_atomically(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
     return certificate.not_valid_after_utc
 

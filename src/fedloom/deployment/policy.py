@@ -53,15 +53,20 @@ class Policy:
         """From plain values."""
         return parse(cls, mapping, "policy")
 
+    def first_objection(self, config: Config) -> str:
+        """Why a task is refused before anything of its experiment is built; empty where it may be looked at."""
+        return _not_in("method", [config.method.name], self.methods, "methods") or (
+            _not_in("experiment", [config.digest()], self.experiments, "experiments") if self.experiments else ""
+        )
+
     def objection(self, config: Config, method: Method, plan: SiloPlan | None) -> str:
         """Why a task is refused; empty where the operator agrees to it."""
         leaving = [name for name, rule in method.plan.blocks.items() if rule.up]
         sent = [payload.name for payload in method.plan.payloads]
         return (
-            _not_in("method", [method.name], self.methods, "methods")
+            self.first_objection(config)
             or _not_in("block", leaving, self.blocks, "blocks")
             or _not_in("payload", sent, self.payloads, "payloads")
-            or (self.experiments and _not_in("experiment", [config.digest()], self.experiments, "experiments"))
             or self._privacy_objection(plan)
         )
 

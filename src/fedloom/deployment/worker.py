@@ -24,15 +24,21 @@ log = logging.getLogger(__name__)
 def service(home: SiloHome, data: Path) -> SiloService:
     """The silo with its records, held to its policy as the file says at each task."""
 
+    def refuse(objection: str) -> None:
+        if objection:
+            raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
+
+    def screening(config: Config) -> None:
+        refuse(home.policy().first_objection(config))
+
     def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
         policy = home.policy()
-        if objection := policy.objection(config, method, plan):
-            raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
+        refuse(policy.objection(config, method, plan))
         return policy.grant
 
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data))
-    return SiloService(home.path, federation, charter.index(home.name), agreement)
+    return SiloService(home.path, federation, charter.index(home.name), screening, agreement)
 
 
 def main(home: str, data: str, socket: str) -> None:

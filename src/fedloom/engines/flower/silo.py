@@ -44,6 +44,8 @@ class Grant:
 
 
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
+Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
+LOADED = 3  # experiments that stay ready at once
 
 
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
@@ -64,8 +66,11 @@ class SiloService:
     ``federation`` holds this silo's records alone; the other silos are known by name.
     """
 
-    def __init__(self, home: Path, federation: Federation, index: int, agreement: Agreement) -> None:
-        self._home, self._federation, self._index, self._agreement = home, federation, index, agreement
+    def __init__(
+        self, home: Path, federation: Federation, index: int, screening: Screening, agreement: Agreement
+    ) -> None:
+        self._home, self._federation, self._index = home, federation, index
+        self._screening, self._agreement = screening, agreement
         self._silo = federation.silos[index]
         self._prepared: dict[str, Prepared] = {}
 
@@ -161,12 +166,15 @@ class SiloService:
 
     def _ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""
-        known = self._prepared.get(config.digest()) or self._prepare(config)
+        self._screening(config)
+        known = self._prepared.pop(config.digest(), None) or self._prepare(config)
         grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
         secret = None if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
             known = Prepared(replace(known.trainer, secret=secret), known.plan, grant)
         self._prepared[config.digest()] = known
+        for oldest in list(self._prepared)[:-LOADED]:
+            del self._prepared[oldest]
         return known
 
     def _prepare(self, config: Config) -> Prepared:
