@@ -25,7 +25,7 @@ from fedloom.engines.base import (
     initial_state,
     participants_of,
 )
-from fedloom.engines.charging import Charging, silo_plans
+from fedloom.engines.charging import Charging, noise_source, silo_plans
 from fedloom.engines.choice import device_of, make_engine
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.errors import ConfigError, RunFolderError
@@ -154,7 +154,8 @@ class Experiment:
         """All that happens around the engine's part of each round."""
         folder.keep_coins({found.silo: found.included.tolist() for found in self.federation.canaries})
         trackers = open_trackers(self.config, folder.path, state.round)
-        charging = Charging(self.trainer, folder.ledger) if self.trainer.privacy else None
+        source = noise_source(engine.choice())
+        charging = Charging(self.trainer, folder.ledger, source) if self.trainer.privacy else None
         overflow = Overflow(folder.overflow, int(self.config.engine.state_memory * 1e6))
         folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
         try:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from engines.killing import train_until_write
 from fedloom.engines import private_training
 from fedloom.engines.base import FederationState, initial_state, site_of
-from fedloom.engines.charging import silo_plans
+from fedloom.engines.charging import Charging, noise_source, silo_plans
 from fedloom.engines.private_training import public_batch
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
@@ -285,6 +285,27 @@ def test_a_killed_run_resumes_bit_for_bit_and_pays_nothing_twice(write: int, tmp
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     assert read_accounts(tmp_path / "run" / "ledger.sqlite") == whole
     assert all("clip-bound/vae" in tensors for tensors in load_checkpoint(tmp_path / "run").silos.values())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "charges"),
+    [
+        ({"device": "cpu", "threads": 1}, {"device": "cpu", "chunk": 4}, 1),
+        ({"device": "cuda", "chunk": 4}, {"device": "cuda", "chunk": 4}, 1),
+        ({"device": "cuda", "chunk": 4}, {"device": "cuda", "chunk": 2}, 2),
+        ({"device": "cpu"}, {"device": "cuda", "chunk": 2}, 2),
+    ],
+)
+def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
+    before: dict[str, object], after: dict[str, object], charges: int, tmp_path: Path
+) -> None:
+    trainer, start = trainer_of(federation_of([0] * 40), *RDP, "privacy.noise_multiplier=4")
+    for choice in (before, after):
+        charging = Charging(trainer, tmp_path / "ledger.sqlite", noise_source(choice))
+        assert charging.admitted(start, RoundContext(1, 2, (0,))).participants == (0,)
+        charging.close()
+    (account,) = read_accounts(tmp_path / "ledger.sqlite")
+    assert [release.charges for release in account.releases] == [charges]
 
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:

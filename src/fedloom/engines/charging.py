@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
@@ -74,23 +75,33 @@ def silo_plans(
     return tuple(plans)
 
 
-class Charging:
-    """The ledger of a run, and who may take part in a round."""
+def noise_source(choice: Mapping[str, Any]) -> str:
+    """Where an engine's noise comes from; empty where the seed alone determines it.
 
-    def __init__(self, trainer: Trainer, path: Path) -> None:
-        self._trainer = trainer
+    An accelerator draws with a generator of its own for all who train together, so other choices give other noise.
+    """
+    device = choice.get("device", "cpu")
+    return "" if device == "cpu" else f"/{device}/{choice.get('chunk')}"
+
+
+class Charging:
+    """The ledger of a run, and who may take part in a round; noise of another ``source`` is paid for again."""
+
+    def __init__(self, trainer: Trainer, path: Path, source: str = "") -> None:
+        self._trainer, self._source = trainer, source
         self._ledger = Ledger(path)
         for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, plan.budget)
 
     def admitted(self, state: FederationState, context: RoundContext) -> RoundContext:
         """The round with those silos whose budget pays for it; all of them have paid when this returns."""
-        run, paid = self._trainer.config.digest(), []
+        run, paid = self._trainer.config.digest() + self._source, []
         server = _digest({f"{key}/{name}": t for key, part in state.server.blocks.items() for name, t in part.items()})
         for index in context.participants:
             plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
             kept = _digest(state.silos.get(index, SiloState()).tensors)
-            # With the seed (in the configuration) all that determines the release: doing it again is the same one.
+            # All that determines the release, with the seed (in the configuration) and where the noise comes from:
+            # doing it again is the same one.
             content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
             try:
                 self._ledger.charge_all(run, silo.name, context.round, plan.events(context.round), content=content)
