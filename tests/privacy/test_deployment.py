@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,7 @@ from fedloom.config import PrivacyConfig
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian
 from fedloom.privacy.deployment import check_deployable, data_ledger
-from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
 from privacy.sqlite_faults import EVENT, RELEASES, SILO, deploy
 
 
@@ -104,6 +105,29 @@ def test_the_budget_holds_over_all_runs_by_a_filter_and_is_bound_to_the_data(tmp
     with pytest.raises(FedloomError, match=r"grants silo 'north' epsilon 3 .* epsilon 4"):
         data_ledger(path, SILO, 4.0, 1e-5)
     assert data_ledger(tmp_path / "other.sqlite", SILO, 3.0).accounts()[0].budget.delta == 1e-3
+
+
+def test_a_grant_can_be_lowered_but_not_raised(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    data_ledger(path, SILO, 3.0, 1e-5).close()
+    lowered, paid = data_ledger(path, SILO, 1.0, 1e-5), 0
+    while Budget(1.0, 1e-5, "filter").allows([EVENT] * (paid + 1)):
+        lowered.charge_all(f"run-{paid}", "north", 1, {"update": EVENT}, content=None)
+        paid += 1
+    with pytest.raises(BudgetSpentError, match=r"beyond 1 \(delta 1e-05\)|budget of epsilon 1 "):
+        lowered.charge_all("one too many", "north", 1, {"update": EVENT}, content=None)
+    lowered.close()
+    data_ledger(path, SILO, 3.0, 1e-5).charge_all("again", "north", 1, {"update": EVENT}, content=None)
+    with pytest.raises(GrantError, match=r"grants silo 'north' epsilon 3 .* epsilon 4"):
+        data_ledger(path, SILO, 4.0, 1e-5)
+
+
+def test_what_was_only_counted_can_be_bounded_later(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    data_ledger(path, SILO, math.inf, 1e-5).close()
+    ledger = data_ledger(path, SILO, 0.001, 1e-5)
+    with pytest.raises(BudgetSpentError, match=r"budget of epsilon 0\.001 .* is smaller than the cost of one round"):
+        ledger.charge_all("run", "north", 1, {"update": EVENT}, content=None)
 
 
 def test_simulated_trust_is_refused_by_name() -> None:

@@ -24,7 +24,7 @@ payloads = ["records"]  # what else may leave: "records" is the number of record
 experiments = []        # digests of experiments ('fedloom inspect' and refusals show them); empty: any
 
 privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
-max_epsilon = 8.0       # spent on this silo's data by all runs together; granted for good at the first private task
+max_epsilon = 8.0       # spent on this silo's data by all runs together; may be lowered later, not raised
 max_delta = 1e-4        # of one experiment
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
 """

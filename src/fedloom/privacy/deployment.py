@@ -10,6 +10,7 @@ done again is then another release, unless the bytes that were finished are sent
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from fedloom.config import PrivacyConfig
@@ -31,12 +32,19 @@ def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0) -> L
     """The ledger of a silo's data at a path, bound to them and to what their operator grants for good.
 
     ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n). What is only counted, up to an infinite
-    epsilon, needs no filter, and a filter could not count it.
+    epsilon, needs no filter, and a filter could not count it. A smaller epsilon than was granted before is kept to
+    beside the first, a larger one is refused.
     """
     granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
     ledger = Ledger(path)
+    budget = Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld")
     try:
-        ledger.enrol(silo.name, silo.digest, Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld"))
+        known = ledger.budget_of(silo.name)
+        if known is not None and epsilon < known.epsilon:
+            ledger.enrol(silo.name, silo.digest, replace(known, delta=granted))
+            ledger.tighten(silo.name, budget)
+        else:
+            ledger.enrol(silo.name, silo.digest, budget)
     except BaseException:
         ledger.close()
         raise

@@ -53,6 +53,10 @@ class BudgetSpentError(FedloomError):
     """The next release would pass a silo's budget: the silo sits out."""
 
 
+class GrantError(FedloomError):
+    """Other data, or another budget, than those that a ledger was begun with."""
+
+
 @dataclass(frozen=True)
 class Charge:
     """A release that has been paid for; ``new`` is false where it is one that was paid for before."""
@@ -108,6 +112,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._tightened: dict[str, Budget] = {}
         with self._explained():
             self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
             # One file that is whole after every commit: no log beside it that a copy could leave behind.
@@ -138,15 +143,24 @@ class Ledger:
                 self._connection.execute("INSERT INTO silos VALUES (?, ?, ?, ?, ?)", values)
                 return
         if known[0] != data:
-            raise FedloomError(
+            raise GrantError(
                 f"{self.path} keeps account of other data than those of silo '{silo}': a budget belongs to its data"
             )
         if known[1] != budget:
-            raise FedloomError(
+            raise GrantError(
                 f"{self.path} grants silo '{silo}' epsilon {known[1].epsilon:g} at delta {known[1].delta:g} by "
                 f"{known[1].accountant}, but epsilon {budget.epsilon:g} at delta {budget.delta:g} by "
                 f"{budget.accountant} is asked for"
             )
+
+    def tighten(self, silo: str, budget: Budget) -> None:
+        """Hold a silo, as long as this ledger is open, to a smaller budget beside the one that it was granted."""
+        self._tightened[silo] = budget
+
+    def budget_of(self, silo: str) -> Budget | None:
+        """What was granted, if anything was."""
+        known = self._account_of(silo)
+        return known[1] if known else None
 
     def charge(self, run: str, silo: str, round: int, release: str, event: Event, *, content: str | None) -> Charge:
         """Pay for a single release."""
@@ -171,7 +185,8 @@ class Ledger:
                 if isinstance(before, Charge):
                     charges[release] = before
                     continue
-                self._check(known[1], silo, round, release, event)
+                for budget in (known[1], self._tightened.get(silo, known[1])):
+                    self._check(budget, silo, round, release, event)
                 cursor = self._connection.execute(
                     "INSERT INTO charges (run, silo, round, release, attempt, event, content)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -23,7 +23,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.privacy.deployment import check_deployable, data_ledger
-from fedloom.privacy.ledger import BudgetSpentError
+from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import deployment_noise
 from fedloom.privacy.planning import SiloPlan
 from fedloom.runs.folder import RunFolder
@@ -88,7 +88,7 @@ class SiloService:
         except BudgetSpentError as error:
             log.warning("refused: %s", error)
             return refusal(f"silo '{name}' sits out: this would pass what may be spent on its data")
-        except ConfigError as error:  # asked again, the answer would be the same
+        except (ConfigError, GrantError) as error:  # asked again, the answer would be the same
             log.warning("refused: %s", error)
             return refusal(f"silo '{name}' cannot do this; its own log says why")
         except FedloomError as error:
