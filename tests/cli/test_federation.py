@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from click.testing import Result
 from cryptography import x509
 
 from fedloom.deployment.homes import ServerHome, SiloHome
+from fedloom.deployment.joining import Joining
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.runs.folder import RunFolder
 
@@ -90,6 +93,16 @@ def test_records_that_are_not_there_are_missed_before_anything_starts(
 ) -> None:
     fedloom("federation", "enroll", server / "invitations" / "west.toml", "--out", tmp_path / "west")
     assert "--data none.npz does not exist" in refused("federation", "join", tmp_path / "west", "--data", "none.npz")
+
+
+def test_a_stop_signal_while_processes_are_started_is_as_ctrl_c(
+    fedloom: Command, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fedloom("federation", "enroll", server / "invitations" / "west.toml", "--out", tmp_path / "west")
+    monkeypatch.setattr(Joining, "__enter__", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert fedloom("federation", "join", tmp_path / "west", "--data", tmp_path).exit_code == 130
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_run_across_machines_needs_a_federation_that_is_served(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.guard import CLIENT_APP, check_app
 from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.nursery import write_command
 from fedloom.deployment.processes import Child, Household
@@ -85,6 +87,37 @@ def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> Non
     finally:
         household.stop()
     assert child.process.poll() is not None
+
+
+def silo_home(tmp_path: Path) -> SiloHome:
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
+    return SiloHome.create(tmp_path / "home", Invitation("north", charter, "none"))
+
+
+def test_a_silo_that_cannot_start_all_its_processes_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = sleeper(tmp_path, 60)
+    monkeypatch.setattr(Joining, "_worker", lambda _: child)
+    monkeypatch.setattr(Joining, "_nursery", lambda _: Child("nursery", ["no such command"], tmp_path / "log", {}))
+    joining = Joining(silo_home(tmp_path), tmp_path, print)
+    with pytest.raises(FileNotFoundError):
+        joining.__enter__()
+    assert child.process is not None
+    assert child.process.poll() is not None
+    assert not joining._runtime.exists()
+    joining._locked().close()  # free again
+
+
+def test_a_worker_that_outlives_its_command_still_counts_as_joined(tmp_path: Path) -> None:
+    joining, household = Joining(silo_home(tmp_path), tmp_path, print), Household()
+    lock = joining._locked()
+    try:
+        household.add(replace(sleeper(tmp_path, 60), holds=(lock.fileno(),)))
+        lock.close()
+        with pytest.raises(FedloomError, match="silo 'north' has joined already"):
+            joining._locked()
+    finally:
+        household.stop()
+    joining._locked().close()
 
 
 def test_stopping_ends_what_children_have_started(tmp_path: Path) -> None:

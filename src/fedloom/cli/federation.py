@@ -120,7 +120,7 @@ def serve(
 
     require_flower()
     home = ServerHome.open(folder)
-    with Serving(home, say, proxy=proxy) as serving:
+    with _stop_signals(), Serving(home, say, proxy=proxy) as serving:
         say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
         _tend_until_stopped(serving.tend)
 
@@ -137,7 +137,7 @@ def join(
 
     require_flower()
     home = SiloHome.open(folder)
-    with Joining(home, data, say) as joining:
+    with _stop_signals(), Joining(home, data, say) as joining:
         say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
         _tend_until_stopped(joining.tend)
 
@@ -185,20 +185,20 @@ def demo(
 
 
 def _tend_until_stopped(tend: Callable[[], None]) -> None:
-    with _stop_signals():
-        try:
-            while True:
-                tend()
-                time.sleep(TICK)
-        except KeyboardInterrupt:
-            say("stopping")
+    try:
+        while True:
+            tend()
+            time.sleep(TICK)
+    except KeyboardInterrupt:
+        say("stopping")
 
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """A service manager's signal stops in the same order as Ctrl-C."""
+    """A service manager's signal stops in the same order as Ctrl-C, from before the first process is started."""
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is not to be stopped half-way
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)

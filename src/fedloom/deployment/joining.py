@@ -43,9 +43,13 @@ class Joining:
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.
         self._runtime = Path(tempfile.mkdtemp(prefix="fedloom-"))
-        self.worker = self.household.add(self._worker())
-        self.nursery = self.household.add(self._nursery())
-        self.node = self.household.add(self._node())
+        try:
+            self.worker = self.household.add(self._worker())
+            self.nursery = self.household.add(self._nursery())
+            self.node = self.household.add(self._node())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +77,9 @@ class Joining:
     def _worker(self) -> Child:
         command = [sys.executable, "-m", "fedloom.deployment.worker", str(self.home.path.resolve())]
         command += [str(self.data.resolve()), str(self._runtime / "worker")]
-        return Child("worker", command, self.home.logs / "worker.log", {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+        # A worker that outlives this command still counts as joined.
+        return Child("worker", command, self.home.logs / "worker.log", environment, holds=(self._lock.fileno(),))
 
     def _nursery(self) -> Child:
         command = [sys.executable, "-m", "fedloom.deployment.nursery", str(self._runtime / "nursery")]

@@ -56,6 +56,7 @@ class Child:
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str]
+    holds: tuple[int, ...] = ()  # open files that it keeps open, too
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = SOONEST
@@ -65,7 +66,12 @@ class Child:
         """Run it, in a session of its own: a Ctrl-C is for the command that keeps it."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                list(self.command), stdout=log, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
+                list(self.command),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+                pass_fds=self.holds,
             )
         self.started, self.again = time.monotonic(), 0.0
 
@@ -102,8 +108,8 @@ class Household:
 
     def add(self, child: Child) -> Child:
         """Start one and keep it running."""
-        child.start()
         self.children.append(child)
+        child.start()
         return child
 
     def tend(self) -> list[Child]:

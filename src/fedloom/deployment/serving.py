@@ -123,8 +123,8 @@ class Serving:
         if self.proxy:
             nginx()  # complains before anything is started
         self.control = Control(self.home)
-        self.superlink = self.household.add(self._superlink())
         try:
+            self.superlink = self.household.add(self._superlink())
             self._await()
             if self.proxy:
                 self.household.add(self._proxy())
