@@ -12,20 +12,24 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fedloom.deployment import server_app
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.guard import CLIENT_APP, check_app
-from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.nursery import write_command
-from fedloom.deployment.processes import Child, Household
+from fedloom.deployment.processes import Child, Household, locked
 from fedloom.deployment.proxy import FLEET, configuration
-from fedloom.deployment.serving import APP
+from fedloom.deployment.serving import APP, Serving
+from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
@@ -118,6 +122,44 @@ def test_a_worker_that_outlives_its_command_still_counts_as_joined(tmp_path: Pat
     finally:
         household.stop()
     joining._locked().close()
+
+
+def test_a_server_is_served_once(tmp_path: Path) -> None:
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
+    home = ServerHome.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
+    with (
+        locked(home.path / "served.lock", ""),
+        pytest.raises(FedloomError, match=f"{re.escape(str(home.path))} is served already"),
+        Serving(home, print, proxy=False),
+    ):
+        pytest.fail("it was served twice")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [(FedloomError("too few"), "too few"), (KeyError("x"), "the server failed: KeyError: 'x'"), (None, "run already")],
+)
+def test_how_a_run_ended_is_always_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, problem: str
+) -> None:
+    """Without an error of its own the run is one that another process is busy with."""
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
+    home = ServerHome.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
+    submission = Submission.create(home, tiny_config(), tmp_path / "run", "run-1")
+
+    def carry_out(*_: object) -> None:
+        assert error is not None
+        raise error
+
+    monkeypatch.setattr(server_app, "carry_out", carry_out)
+    monkeypatch.setattr(server_app, "get_flwr_home", lambda: home.flower)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    context = SimpleNamespace(run_config={"submission": submission.number})
+    other = home.path / "submissions" / ("run-1.lock" if error is None else "run-2.lock")
+    with locked(other, ""), pytest.raises(type(error) if error else FedloomError):
+        server_app.main(None, context)
+    assert submission.problem is not None
+    assert problem in submission.problem
 
 
 def test_stopping_ends_what_children_have_started(tmp_path: Path) -> None:

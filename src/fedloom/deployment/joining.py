@@ -5,7 +5,6 @@ All of them are started again when they die.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from typing import IO
 
 from fedloom.deployment.homes import SiloHome
 from fedloom.deployment.nursery import write_command
-from fedloom.deployment.processes import BIN, Child, Household, flower_environment, free_port
+from fedloom.deployment.processes import BIN, Child, Household, flower_environment, free_port, locked
 from fedloom.errors import FedloomError
 
 TOLD = {  # what Flower's exit means for a person
@@ -66,13 +65,8 @@ class Joining:
 
     def _locked(self) -> IO[str]:
         """A silo joins once: two at a time would train, and pay, twice."""
-        lock = (self.home.path / "joined.lock").open("w", encoding="utf-8")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise FedloomError(f"silo '{self.home.name}' has joined already, from this very folder") from error
-        return lock
+        taken = f"silo '{self.home.name}' has joined already, from this very folder"
+        return locked(self.home.path / "joined.lock", taken)
 
     def _worker(self) -> Child:
         command = [sys.executable, "-m", "fedloom.deployment.worker", str(self.home.path.resolve())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import signal
@@ -13,8 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from fedloom.errors import MissingExtraError
+from fedloom.errors import FedloomError, MissingExtraError
 
 BIN = Path(sys.executable).parent
 STOPPING = 15.0  # seconds that a process has to end by itself
@@ -38,6 +40,17 @@ def flower_environment(home: Path, before: Sequence[Path] = ()) -> dict[str, str
     """The environment of Flower's commands; folders in ``before`` are searched for commands first."""
     path = os.pathsep.join(map(str, (*before, BIN, os.environ.get("PATH", ""))))
     return {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path}
+
+
+def locked(path: Path, taken: str) -> IO[str]:
+    """A file that one process at a time can have; it is free again when it is closed, or its holder dies."""
+    lock = path.open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise FedloomError(taken) from error
+    return lock
 
 
 def free_port() -> int:

@@ -13,6 +13,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.wire import Wire
@@ -31,9 +32,14 @@ def main(grid: Grid, context: Context) -> None:
     submission = Submission.open(home, str(context.run_config["submission"]))
     sys.argv = list(submission.command)  # the run's folder quotes it; Flower's own holds a secret
     try:
-        carry_out(home, submission, grid)
+        # A run that is resumed while it goes on would be driven twice.
+        with locked(submission.path.with_name(f"{submission.run}.lock"), f"{submission.folder} is being run already"):
+            carry_out(home, submission, grid)
     except FedloomError as error:
         submission.end(str(error))
+        raise
+    except Exception as error:
+        submission.end(f"the server failed: {type(error).__name__}: {error}")
         raise
     submission.end("")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedloom.deployment.guard import CLIENT_APP, SERVER_APP
 from fedloom.deployment.homes import ServerHome, write_json
-from fedloom.deployment.processes import BIN, Child, Household, flower_environment
+from fedloom.deployment.processes import BIN, Child, Household, flower_environment, locked
 from fedloom.deployment.proxy import configuration, nginx
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import FedloomError
@@ -122,6 +122,7 @@ class Serving:
     def __enter__(self) -> Serving:
         if self.proxy:
             nginx()  # complains before anything is started
+        self._lock = locked(self.home.path / "served.lock", f"{self.home.path} is served already, by another process")
         self.control = Control(self.home)
         try:
             self.superlink = self.household.add(self._superlink())
@@ -130,12 +131,13 @@ class Serving:
                 self.household.add(self._proxy())
             self.register()
         except BaseException:
-            self.household.stop()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.household.stop()
+        self._lock.close()
 
     def tend(self) -> None:
         """Look after the processes and the register; to be called every few seconds."""
