@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
 from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
-from fedloom.experiment import Observer, train
+from fedloom.experiment import Experiment, Observer, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
-from fedloom.federation.rounds import RoundContext
+from fedloom.federation.rounds import RoundContext, Site
 from fedloom.privacy.ledger import BudgetSpentError, read_accounts
 from fedloom.privacy.noise import SecureNoise
 from fedloom.runs.checkpoint import load_checkpoint
@@ -401,6 +402,18 @@ def test_a_full_disk_costs_no_budget_and_is_told_in_the_own_log(
     assert set(deployment.reasons("failed")) == {f"silo '{name}' failed; its own log says why" for name in NAMES}
     assert caplog.text.count("no space is left on the disk") == 8  # 4 silos, 2 attempts
     assert not (deployment.home(1) / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(("lacking", "kind"), [(0, "update"), (1, "failed")])
+def test_a_round_needs_room_for_all_that_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: int, kind: str
+) -> None:
+    """Also where little comes down: the room is that of the model, its moments and the update."""
+    deployment, task = first_task(tmp_path, agree)
+    model = Experiment.of(deployment.config, deployment.federation).method.build(Site(BAD, (0,)))
+    needed = 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + fedloom.engines.flower.shelf.SPARE
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - lacking))
+    assert deployment.service(1).answer(task).kind == kind
 
 
 SECURE = Grant(100.0)

@@ -14,6 +14,7 @@ from fedloom.engines.flower.work import packed, unpacked
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_folder_atomically
 
+COPIES = 4  # of a model that a round may write: the update, and a state of weights and two moments
 SPARE = 64 * 2**20  # bytes of disk beyond what a round writes
 
 
@@ -71,14 +72,15 @@ class Shelf:
         for old in [kept for kept in self.rounds() if kept <= settled][:-1]:
             shutil.rmtree(self._folder(old))
 
-    def require_space(self, size: int) -> None:
-        """Complain before anything is charged or trained if a round's files might not fit."""
+    def require_space(self, model: int) -> None:
+        """Complain before anything is charged or trained if a round's files might not fit; ``model`` is in bytes."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path).free
-        if free < 3 * size + SPARE:
+        needed = COPIES * model + SPARE
+        if free < needed:
             raise RunFolderError(
-                f"no space is left on the disk of the silo: {free} bytes are free, {3 * size + SPARE} are needed"
+                f"no space is left on the disk of the silo: {free} bytes are free, {needed} are needed"
             )
 
     def _folder(self, round: int) -> Path:

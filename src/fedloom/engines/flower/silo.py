@@ -58,6 +58,7 @@ class Prepared:
     trainer: Trainer
     plan: SiloPlan | None  # under DP-SGD
     grant: Grant
+    size: int  # bytes of the silo's model
 
 
 class SiloService:
@@ -111,7 +112,7 @@ class SiloService:
         number, task = order.context.round, _digest(frame)
         shelf, folder = Shelf(self._home / "rounds" / order.run), self._home / "runs" / order.run
         self._check_experiment(order, shelf, folder)
-        shelf.require_space(frame.size)
+        shelf.require_space(prepared.size)
         work = Task(
             silo=self._index,
             context=order.context,
@@ -171,7 +172,7 @@ class SiloService:
         grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
         secret = None if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
-            known = Prepared(replace(known.trainer, secret=secret), known.plan, grant)
+            known = replace(known, trainer=replace(known.trainer, secret=secret), grant=grant)
         self._prepared[config.digest()] = known
         for oldest in list(self._prepared)[:-LOADED]:
             del self._prepared[oldest]
@@ -196,7 +197,9 @@ class SiloService:
         Trainer(own, method, alone, plans).check_privacy()
         # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
         trainer = Trainer(config, method, federation, plans * len(federation), deployment_noise(None))
-        return Prepared(trainer, plans[0] if plans else None, UNDECIDED)
+        state = method.build(site_of(federation, index)).state_dict()
+        size = sum(tensor.nbytes for tensor in state.values())
+        return Prepared(trainer, plans[0] if plans else None, UNDECIDED, size)
 
     def _drawn(self, config: Config, round: int) -> tuple[int, ...]:
         return participants_of(config, self._federation, round)
