@@ -20,7 +20,7 @@ from torch import Tensor
 import fedloom.engines.flower.shelf
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Result, RoundReport, conclude
-from fedloom.engines.flower import rounds
+from fedloom.engines.flower import rounds, wire
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
@@ -39,7 +39,7 @@ from fedloom.runs.files import read_lines
 from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
-from local_grid import PROMPT, Deployment, Handler, agree
+from local_grid import PROMPT, Deployment, Handler, LocalGrid, agree
 from support import equal_bits, tiny_config
 
 BAD = "mnist-1"
@@ -120,6 +120,32 @@ def test_a_silo_that_comes_back_takes_part_again(tmp_path: Path) -> None:
     run = deployment.run()
     assert [row["participants"] for row in run.metrics()] == [[0, 1, 2, 3]] * 2
     assert deployment.told("missing") == []
+
+
+@pytest.mark.parametrize("trouble", ["it raises", "it hangs"])
+def test_who_is_there_is_known_from_before_while_flower_cannot_say(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(wire, "LOOK", 0.5)
+    grid, over = LocalGrid({BAD: refusal_of}), threading.Event()
+    asking = wire.Wire(grid)
+    before = asking.online()
+    assert list(before) == [BAD]
+
+    def get_nodes() -> list[Any]:
+        if trouble == "it raises":
+            raise ConnectionError("no SuperLink")
+        over.wait(20)
+        return []
+
+    monkeypatch.setattr(grid, "get_nodes", get_nodes)
+    assert asking.online() == before
+    assert asking.online() == before
+    over.set()
+
+
+def refusal_of(_: Frame) -> Frame:
+    return refusal("not today")
 
 
 @pytest.mark.parametrize("stragglers", ["drop", "use"])

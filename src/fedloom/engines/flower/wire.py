@@ -6,6 +6,7 @@ whoever reads the answers decides how long to wait.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -20,6 +21,9 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import asked, frame_of
 
 POLL = 0.3  # seconds between two looks for an answer
+LOOK = 5.0  # seconds that a look at who is there may take
+
+log = logging.getLogger(__name__)
 
 
 class FlowerGrid(Protocol):
@@ -66,10 +70,21 @@ class Wire:
         self._grid, self._poll = grid, poll
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._closed = threading.Event()
+        self._seen: dict[str, int] = {}
+        self._look: threading.Thread | None = None
 
     def online(self) -> dict[str, int]:
-        """The nodes of silos that are there now, by name."""
-        return {node.name: node.node_id for node in self._grid.get_nodes()}
+        """The nodes of silos that are there now, by name; as they were last seen, where Flower cannot say now."""
+        if self._look is None or not self._look.is_alive():
+            self._look = _in_background(self._see)
+        self._look.join(LOOK)
+        return self._seen
+
+    def _see(self) -> None:
+        try:
+            self._seen = {node.name: node.node_id for node in self._grid.get_nodes()}
+        except Exception as error:  # a SuperLink that is busy, or is just being started again
+            log.warning("who is there cannot be told: %s: %s", type(error).__name__, error)
 
     def ask(self, questions: list[Question], patience: float) -> None:
         """Send questions; to each an answer, or a problem, comes within about ``patience`` seconds."""
@@ -122,5 +137,7 @@ class Wire:
         self._answers.put(Answer(question.silo, question.round, time.monotonic() - start, frame, problem))
 
 
-def _in_background(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, daemon=True).start()
+def _in_background(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
