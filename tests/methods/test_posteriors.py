@@ -51,7 +51,7 @@ def without_record(federation: Federation, record: int) -> Federation:
 
 def sum_in_the_second_step(federation: Federation, *overrides: str) -> dict[str, Tensor]:
     """The decoder's clipped sum, given a public decoder and whatever else the first step left at the silo."""
-    config = tiny_config(*DP, *overrides, "sharing.scopes.encoder=silo", "local.learning_rate=0.05", "privacy.clip=0.1")
+    config = tiny_config(*DP, "sharing.scopes.encoder=silo", "local.learning_rate=0.05", "privacy.clip=0.1", *overrides)
     experiment = Experiment.of(config, federation)
     trainer = Trainer(config, experiment.method, federation, experiment.trainer.privacy, Everybody())
     start = initial_state(trainer.method, federation, config)
@@ -68,7 +68,8 @@ def sum_in_the_second_step(federation: Federation, *overrides: str) -> dict[str,
     assert task.mechanism is not None
     decoder = {name: p for name, p in parameters_of(phase, model).items() if name.startswith("decoder.")}
     bound = torch.tensor(0.1)
-    return dict(task.mechanism.clipped_sum(values, batch.mask, decoder, bound).gradients)
+    mean = task.mechanism.clipped_sum(values, batch.mask, decoder, bound).gradients
+    return {name: task.mechanism.expected * gradient for name, gradient in mean.items()}
 
 
 def with_an_outlier(federation: Federation) -> Federation:
@@ -112,7 +113,8 @@ def test_a_closed_form_moves_it_by_at_most_the_bound() -> None:
         records = federation.silos[0].train
         batch = batch_of(records, torch.arange(len(records)))
         values = phase.objective(model, batch, {}, {}, RoundContext(1, 1, ())).total
-        return dict(mechanism.clipped_sum(values, batch.mask, parameters, torch.tensor(0.1)).gradients)
+        mean = mechanism.clipped_sum(values, batch.mask, parameters, torch.tensor(0.1)).gradients
+        return {name: mechanism.expected * gradient for name, gradient in mean.items()}
 
     whole, less = clipped(FEDERATION), clipped(without_record(FEDERATION, 3))
     assert 0 < math.sqrt(sum(float((whole[n] - less[n]).square().sum()) for n in whole)) <= 0.1 * (1 + 1e-4)
