@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private, objective_noise
 from fedloom.federation.records import Batch, Federation, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Phase, fresh_blocks
+from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
@@ -29,7 +28,6 @@ from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
 
-_DRAWING = threading.Lock()  # new weights come from torch's global generator, which all threads share
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
 PRETRAINING_ROUND = 0  # whose coins and noise no round has
 
@@ -121,9 +119,8 @@ class Trainer:
     def _model(self, site: Site) -> nn.Module:
         """A model for a site; copied from one of its kind, because drawing weights takes as long as a step."""
         kind = self.method.kind(site)
-        with _DRAWING:
-            if kind not in self._templates:
-                self._templates[kind] = self.method.build(site)
+        if kind not in self._templates:
+            self._templates[kind] = some_model(self.method, site)
         return copy.deepcopy(self._templates[kind])
 
     def _steps(
@@ -216,8 +213,7 @@ class Trainer:
         weights.update(kept)
         if set(weights) < set(model.state_dict()):
             site = site_of(self.federation, task.silo)
-            with _DRAWING:
-                fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
+            fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
             weights = {**fresh, **weights}
         return weights
 

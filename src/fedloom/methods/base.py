@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -143,6 +144,9 @@ def unchanged(weights: Tensors) -> Tensors:
     return weights
 
 
+_DRAWING = threading.RLock()  # new weights come from torch's global generator, which all threads share
+
+
 @dataclass(frozen=True)
 class Method:
     """All that an engine needs to know."""
@@ -173,12 +177,18 @@ class Method:
         return self.server_plan or self.plan
 
 
+def some_model(method: Method, site: Site) -> nn.Module:
+    """A model with whatever weights, built without disturbing weights that another thread is drawing."""
+    with _DRAWING:
+        return method.build(site)
+
+
 def fresh_blocks(method: Method, site: Site, streams: Streams) -> dict[BlockKey, Tensors]:
     """Initial weights of a site's blocks; a copy's weights depend on its block and owner alone."""
     parts: dict[BlockKey, Tensors] = {}
     for block in method.plan.blocks:
         for key in method.plan.prefixes(block, site).values():
-            with torch.random.fork_rng(devices=[]):
+            with _DRAWING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(streams.torch_seed(f"init/{key}"))
                 state = method.build(site).state_dict()
             parts[key] = {name: tensor.clone() for name, tensor in method.plan.split(state, site)[key].items()}

@@ -14,7 +14,7 @@ from fedloom.engines.base import site_of
 from fedloom.errors import FedloomError
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method
+from fedloom.methods.base import Method, some_model
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
@@ -41,7 +41,7 @@ class Inspection:
         """All blocks of a silo's model, with the names, shapes and dtypes that they must have."""
         if silo not in self._declared:
             site = site_of(self.federation, silo)
-            self._declared[silo] = self.method.plan.split(self.method.build(site).state_dict(), site)
+            self._declared[silo] = self.method.plan.split(some_model(self.method, site).state_dict(), site)
         return self._declared[silo]
 
     def passed(

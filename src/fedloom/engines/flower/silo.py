@@ -21,7 +21,7 @@ from fedloom.engines.flower.work import Order, failure, received_in, refusal, up
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
-from fedloom.methods.base import Method, Setting, make_method
+from fedloom.methods.base import Method, Setting, make_method, some_model
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import deployment_noise
@@ -197,7 +197,7 @@ class SiloService:
         Trainer(own, method, alone, plans).check_privacy()
         # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
         trainer = Trainer(config, method, federation, plans * len(federation), deployment_noise(None))
-        state = method.build(site_of(federation, index)).state_dict()
+        state = some_model(method, site_of(federation, index)).state_dict()
         size = sum(tensor.nbytes for tensor in state.values())
         return Prepared(trainer, plans[0] if plans else None, UNDECIDED, size)
 
