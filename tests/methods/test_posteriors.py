@@ -96,8 +96,8 @@ def test_a_record_moves_the_decoders_sum_by_at_most_the_bound(overrides: tuple[s
 
 
 def test_an_encoder_that_was_trained_on_the_record_moves_it_by_more() -> None:
-    """The same question, asked of the shortcut: more than the bound of 0.1."""
-    assert moved(0, "privacy.blocks=['decoder']") > 0.11
+    """The same question, asked of the shortcut: more than twice the bound."""
+    assert moved(0, "privacy.blocks=['decoder']", "local.optimizer=sgd") > 0.2
 
 
 def test_a_closed_form_moves_it_by_at_most_the_bound() -> None:
