@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-system lint format clean
+.PHONY: help install demo test test-system lint docs format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +40,12 @@ lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed ## build the documentation into site/; a broken link or an unknown name fails
+	$(BIN)/mkdocs build --strict --quiet
+
 format: $(VENV)/.installed ## put the code into the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove the virtual environment and the demo's runs
-	rm -rf $(VENV) $(DEMO)
+clean: ## remove the virtual environment, the demo's runs and the site
+	rm -rf $(VENV) $(DEMO) site
