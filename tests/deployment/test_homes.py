@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import stat
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
-from fedloom.deployment.keys import make_authority, make_server_certificate, read_public_key
-from fedloom.deployment.serving import Control, Serving
+from fedloom.deployment.keys import make_authority, make_server_certificate, pem_of, read_public_key
+from fedloom.deployment.serving import Control, Node, Serving
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
@@ -99,39 +100,89 @@ def test_keys_of_strangers_are_refused(server: ServerHome, tmp_path: Path) -> No
     assert server.keys_admitted() == {}
 
 
+@dataclass(frozen=True)
 class Told(Control):
-    """A SuperLink that only writes down what it is told."""
+    """A SuperLink that keeps its register as Flower does: a key is taken once, and never again."""
+
+    register: dict[str, Node] = field(default_factory=dict)  # by node number
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)  # silos whose registration fails
 
     def __call__(self, *arguments: str) -> dict[str, Any]:
-        calls.append(arguments[1:3])
-        return {"node-id": str(100 + len(calls))}
+        _, what, whom = arguments[:3]
+        self.calls.append((what, Path(whom).stem))
+        if what == "unregister":
+            self.register[whom] = replace(self.register[whom], status="unregistered")
+            return {}
+        key = pem_of(Path(whom).read_bytes())
+        if arguments[-1] in self.broken or any(node.key == key for node in self.register.values()):
+            raise FedloomError("no")
+        number = str(101 + len(self.register))
+        self.register[number] = Node(number, arguments[-1], key, "registered")
+        return {"node-id": number}
+
+    def nodes(self) -> list[Node]:
+        return list(self.register.values())
 
     @property
     def answers(self) -> bool:
         return True
 
 
-calls: list[tuple[str, ...]] = []
+def served(home: ServerHome, link: Told) -> tuple[Serving, list[str]]:
+    """A server that is started, without processes, and what it says."""
+    said: list[str] = []
+    serving = Serving(home, said.append)
+    serving.control = link
+    return serving, said
 
 
 def test_the_register_follows_what_is_admitted(server: ServerHome, tmp_path: Path) -> None:
-    calls.clear()
-    serving = Serving(server, lambda _: None)
-    serving.control = Told(server)
+    serving, said = served(server, link := Told(server))
     server.admit(silo_of(server, "north").public_key)
     server.admit(silo_of(server, "south").public_key)
     serving.register()
     serving.register()
-    assert [call[0] for call in calls] == ["register", "register"]
-    assert {silo: node["node"] for silo, node in server.registered().items()} == {"north": "101", "south": "102"}
+    assert link.calls == [("register", "north"), ("register", "south")]
     (server.admitted / "south.pub").unlink()
     serving.register()
-    assert calls[2:] == [("unregister", "102")]
+    assert link.calls[2:] == [("unregister", "102")]
     shutil.rmtree(tmp_path / "north")
     server.admit(silo_of(server, "north").public_key)  # a new key after the old one was lost
     serving.register()
-    assert calls[3:] == [("unregister", "101"), ("register", str(server.admitted / "north.pub"))]
-    assert list(server.registered()) == ["north"]
+    assert link.calls[3:] == [("unregister", "101"), ("register", "north")]
+    assert [node.silo for node in link.nodes() if node.status == "registered"] == ["north"]
+    server.admit(tmp_path / "south" / "node.pub")
+    serving.register()
+    serving.register()
+    assert len(link.calls) == 5
+    assert said[5:] == ["silo 'south' cannot join with a key that was taken back, or is another's: enroll it anew"]
+
+
+def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerHome) -> None:
+    """Flower knows the key already, the server did not live to hear of it; the other silo was not reached."""
+    server.admit(silo_of(server, "north").public_key)
+    server.admit(silo_of(server, "south").public_key)
+    link = Told(server)
+    link("supernode", "register", str(server.admitted / "north.pub"), "federation", "--name", "north")
+    serving, said = served(server, link)
+    serving.register()
+    assert link.calls[1:] == [("register", "south")]
+    assert said == ["silo 'south' may join"]
+
+
+def test_a_silo_that_cannot_be_registered_holds_up_no_other(server: ServerHome) -> None:
+    for silo in ("north", "south"):
+        server.admit(silo_of(server, silo).public_key)
+    serving, said = served(server, link := Told(server, broken={"north"}))
+    serving.register()
+    assert said == ["the register was not changed for silo 'north': no", "silo 'south' may join"]
+    link.broken.clear()
+    serving.register()  # not at once again
+    assert len(link.calls) == 2
+    serving._again = 0.0
+    serving.register()
+    assert link.calls[2:] == [("register", "north")]
 
 
 def test_a_new_silo_agrees_to_nothing(server: ServerHome) -> None:

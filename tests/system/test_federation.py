@@ -125,7 +125,7 @@ class Place:
         while time.monotonic() < end:
             nodes = self.serving.control.nodes()
             ready = ["ready" in silo.worker.last_words(1000) for silo in self.joined]
-            if all(ready) and sum(node["status"] == "online" for node in nodes) == len(self.joined):
+            if all(ready) and sum(node.status == "online" for node in nodes) == len(self.joined):
                 return
             time.sleep(2)
         raise AssertionError(f"not all silos came: {nodes}")

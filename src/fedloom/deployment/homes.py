@@ -127,12 +127,6 @@ class ServerHome:
         write_atomically(self.admitted / f"{silo}.pub", line + b"\n")
         return silo, fingerprint(line)
 
-    def registered(self) -> dict[str, dict[str, str]]:
-        """What Flower was told: for each silo its key, and the number of its node."""
-        path = self.flower / "registered.json"
-        found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return found
-
     def keys_admitted(self) -> dict[str, bytes]:
         """The public key of each silo that was admitted."""
         return {

@@ -102,6 +102,12 @@ def read_public_key(path: Path) -> tuple[str, bytes]:
     return comment.removeprefix(COMMENT), line
 
 
+def pem_of(line: bytes) -> bytes:
+    """A public key as Flower writes it."""
+    key = serialization.load_ssh_public_key(line)
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def fingerprint(data: bytes) -> str:
     """What two people compare by telephone: half of a SHA-256, in groups of four."""
     digits = sha256(data).hexdigest()[:32]

@@ -8,12 +8,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.deployment.guard import CLIENT_APP, SERVER_APP
-from fedloom.deployment.homes import ServerHome, write_json
+from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.keys import pem_of
 from fedloom.deployment.processes import BIN, Child, Household, flower_environment, locked
 from fedloom.deployment.proxy import configuration, nginx
 from fedloom.deployment.submissions import Submission
@@ -21,6 +22,9 @@ from fedloom.errors import FedloomError
 from fedloom.runs.files import write_atomically
 
 STARTING = 60.0  # seconds within which a SuperLink must answer
+ANSWERING = 10.0  # seconds that a call may take
+RETRY = 10.0  # seconds before the register is tried again where it could not be changed
+TAKEN_BACK = "unregistered"
 APP = f"""\
 [project]
 name = "fedloom-app"
@@ -39,6 +43,16 @@ clientapp = "{CLIENT_APP}"
 [tool.flwr.app.config]
 submission = ""
 """
+
+
+@dataclass(frozen=True)
+class Node:
+    """A silo's key as the SuperLink knows it."""
+
+    number: str
+    silo: str
+    key: bytes  # PEM
+    status: str  # registered, online, offline, unregistered
 
 
 @dataclass(frozen=True)
@@ -79,19 +93,32 @@ class Control:
     @property
     def answers(self) -> bool:
         """Whether the SuperLink is there."""
-        context = ssl.create_default_context(cafile=str(self.home.keys / "ca.crt"))
         try:
-            urllib.request.urlopen(f"https://{self._address}/health", timeout=10, context=context).close()
+            self._opened("/health").close()
         except urllib.error.HTTPError:
             return True
         except OSError:
             return False
         return True
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """All nodes that were ever registered."""
-        found: list[dict[str, Any]] = self("supernode", "list", "federation")["nodes"]
-        return found
+    def _opened(self, path: str, headers: Mapping[str, str] | None = None, content: bytes | None = None) -> Any:
+        """The SuperLink's answer to a call, which is posted if there is any content."""
+        context = ssl.create_default_context(cafile=str(self.home.keys / "ca.crt"))
+        request = urllib.request.Request(f"https://{self._address}{path}", content, dict(headers or {}))
+        return urllib.request.urlopen(request, timeout=ANSWERING, context=context)
+
+    def nodes(self) -> list[Node]:
+        """All nodes that were ever registered, with their keys, which Flower's command line does not show."""
+        from flwr.proto.control_pb2 import ListNodesResponse
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+        headers = {"Content-Type": "application/protobuf"}
+        try:
+            with self._opened("/v1/control/list-nodes", headers, b"") as answer:
+                found = ListNodesResponse.FromString(answer.read()).nodes_info
+        except (OSError, DecodeError) as error:
+            raise FedloomError(f"the SuperLink does not tell whom it knows: {error}") from error
+        return [Node(str(node.node_id), node.name, node.public_key, node.status) for node in found]
 
     def start(self, submission: Submission) -> str:
         """Begin a run; returns Flower's number for it."""
@@ -118,6 +145,8 @@ class Serving:
     say: Callable[[str], None]
     proxy: bool = True
     household: Household = field(default_factory=Household)
+    _settled: dict[str, bytes] | None = None  # the keys that the SuperLink was last found to know
+    _again: float = 0.0
 
     def __enter__(self) -> Serving:
         if self.proxy:
@@ -149,22 +178,42 @@ class Serving:
             self.say(str(error))
 
     def register(self) -> None:
-        """Tell the SuperLink whose keys were admitted since, and whose were taken back or replaced."""
-        known, admitted = self.home.registered(), self.home.keys_admitted()
-        gone = [silo for silo, node in known.items() if admitted.get(silo, b"").decode() != node["key"]]
-        new = [silo for silo in admitted if silo not in known or silo in gone]
-        if not (gone or new) or not self.control.answers:
+        """Let the SuperLink know the keys that are admitted, and no others.
+
+        It is asked what it knows, so a crash between its note and ours, or a register that was lost, does no harm.
+        """
+        admitted, now = self.home.keys_admitted(), time.monotonic()
+        if admitted == self._settled or now < self._again or not self.control.answers:
             return
-        for silo in gone:
-            self.control("supernode", "unregister", known.pop(silo)["node"], "federation")
-            write_json(self.home.flower / "registered.json", known)
-            self.say(f"silo '{silo}' may no longer join with the key that it had")
-        for silo in new:
-            path = self.home.admitted / f"{silo}.pub"
-            node = self.control("supernode", "register", str(path), "federation", "--name", silo)["node-id"]
-            known[silo] = {"key": admitted[silo].decode(), "node": str(node)}
-            write_json(self.home.flower / "registered.json", known)
-            self.say(f"silo '{silo}' may join")
+        wanted = {silo: pem_of(line) for silo, line in admitted.items()}
+        nodes = self.control.nodes()
+        told = []
+        for node in nodes:
+            if node.status != TAKEN_BACK and wanted.get(node.silo) != node.key:
+                news = f"silo '{node.silo}' may no longer join with the key that it had"
+                told.append(self._tell(node.silo, ("unregister", node.number, "federation"), news))
+        known = {node.key: node for node in nodes}
+        for silo, key in wanted.items():
+            if key not in known:
+                path = str(self.home.admitted / f"{silo}.pub")
+                command = ("register", path, "federation", "--name", silo)
+                told.append(self._tell(silo, command, f"silo '{silo}' may join"))
+            elif known[key].status == TAKEN_BACK or known[key].silo != silo:  # Flower knows a key once, for good
+                self.say(f"silo '{silo}' cannot join with a key that was taken back, or is another's: enroll it anew")
+        if all(told):
+            self._settled = admitted
+        else:
+            self._again = now + RETRY
+
+    def _tell(self, silo: str, command: tuple[str, ...], news: str) -> bool:
+        """Change the SuperLink's register for one silo; whether it did. What goes wrong concerns this silo alone."""
+        try:
+            self.control("supernode", *command)
+        except FedloomError as error:
+            self.say(f"the register was not changed for silo '{silo}': {error}")
+            return False
+        self.say(news)
+        return True
 
     def _superlink(self) -> Child:
         keys, flower = self.home.keys.resolve(), self.home.flower.resolve()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedloom.deployment.homes import ServerHome
-from fedloom.deployment.serving import Control
+from fedloom.deployment.serving import TAKEN_BACK, Control
 from fedloom.deployment.submissions import Submission
 from fedloom.runs.folder import RunFolder
 
@@ -16,11 +16,10 @@ def server_status(home: ServerHome) -> dict[str, Any]:
     """Plain values for a table or as JSON."""
     charter, control, admitted = home.charter, Control(home), home.keys_admitted()
     served = control.answers
-    nodes = {str(node["node-id"]): node for node in control.nodes()} if served else {}
+    nodes = {node.silo: node.status for node in control.nodes() if node.status != TAKEN_BACK} if served else {}
     silos = []
     for silo, group in charter.silos.items():
-        node = nodes.get(home.registered().get(silo, {}).get("node", ""), {})
-        there = str(node.get("status", "unknown" if not served else "never joined"))
+        there = nodes.get(silo, "never joined" if served else "unknown")
         silos.append({"silo": silo, "group": group, "admitted": silo in admitted, "there": there})
     return {
         "name": charter.name,
