@@ -1,4 +1,5 @@
-"""The equality tests of the fused engine on a GPU: every method, fused on CUDA against the reference on the CPU.
+"""The equality tests of the fused engine on a GPU: every method and packs, fused on CUDA against the
+reference on the CPU.
 
 python benchmarks/one_answer.py [--device cuda] [--private]
 
@@ -9,7 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from common import keep, show
 from engines.one_answer import (
+    FISSION,
     LARGER,
     METHODS,
     MIXED,
@@ -24,10 +30,17 @@ from engines.one_answer import (
     ROUNDS,
     UNEQUAL,
     assert_one_answer,
+    assert_same_rounds,
     config_of,
+    lived_together,
+    pack_of,
+    rounds_of,
     trainer_of,
 )
 from fedloom.engines.fused import FusedOptions
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.errors import FedloomWarning
+from fedloom.federation.records import Federation
 
 CASES = [
     (name, federation, method, overrides)
@@ -47,6 +60,29 @@ PRIVATE_CASES = [
 ]
 
 
+# Several runs in one program against each alone, for which the reference engine stands.
+PACKS = {
+    "seeds": [("seed=1",), ("seed=2",), ("seed=1", "sharing.weights=equal-groups")],
+    "methods and priors": [("seed=1",), (FISSION, "seed=2"), ("seed=3", *METHODS["+L"]), ("seed=1", *METHODS["+L+D"])],
+    "private blocks": [(f"seed={seed}", *METHODS["private encoder, kept moments"]) for seed in (1, 2)],
+    "two phases": [(f"seed={seed}", *METHODS["fedgan"]) for seed in (1, 2)],
+    "unlike runs": [("seed=1",), ("seed=1", *METHODS["+H+L+D"]), ("seed=2",)],
+}
+
+
+def one_case(federation: Federation, overrides: tuple[str, ...], options: FusedOptions) -> None:
+    assert_one_answer(*trainer_of(config_of(*overrides), federation), ROUNDS, options)
+
+
+def one_pack(runs: list[tuple[str, ...]], options: FusedOptions) -> None:
+    """Each run has other participants in a round."""
+    engine, members = pack_of(UNEQUAL, *runs, options=options)
+    attendance = [ROUNDS[-turn:] + ROUNDS[:-turn] for turn in range(len(runs))]
+    together = lived_together(engine, [start for _, start in members], attendance)
+    for (trainer, start), attended, ours in zip(members, attendance, together, strict=True):
+        assert_same_rounds(start, ours, rounds_of(ReferenceEngine(trainer), start, attended))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
@@ -54,16 +90,27 @@ def main() -> None:
     parser.add_argument("--private", action="store_true", help="under DP-SGD")
     arguments = parser.parse_args()
     options = FusedOptions(torch.device(arguments.device), chunk=3, compiled=arguments.compiled, host_noise=True)
-    rows = []
-    for name, federation, method, overrides in PRIVATE_CASES if arguments.private else CASES:
-        try:
-            assert_one_answer(*trainer_of(config_of(*overrides), federation), ROUNDS, options)
-            answer = "equal"
-        except AssertionError as error:
-            answer = f"DIFFERS: {str(error)[:80]}"
-        rows.append({"federation": name, "method": method, "answer": answer})
+    cases: list[tuple[str, str, Callable[[], None]]] = [
+        (name, method, partial(one_case, federation, overrides, options))
+        for name, federation, method, overrides in (PRIVATE_CASES if arguments.private else CASES)
+    ]
+    if not arguments.private:
+        cases += [("unequal", f"packed: {name}", partial(one_pack, runs, options)) for name, runs in PACKS.items()]
+    rows: list[dict[str, Any]] = []
+    for federation, method, case in cases:
+        answer = "equal"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", FedloomWarning)
+            try:
+                case()
+            except AssertionError as error:
+                answer = f"DIFFERS: {str(error)[:80]}"
+            except Exception as error:  # the other cases are worth knowing all the same
+                answer = f"FAILS: {type(error).__name__}: {str(error)[:200]}"
+        warned = "; ".join(str(w.message)[:200] for w in said if issubclass(w.category, FedloomWarning))
+        rows.append({"federation": federation, "method": method, "answer": answer, "warned": warned})
+        keep(f"one_answer-{'private-' if arguments.private else ''}{arguments.device}", rows)
     show(f"fused on {arguments.device} against reference on cpu", rows)
-    keep(f"one_answer-{'private-' if arguments.private else ''}{arguments.device}", rows)
     sys.exit(any(row["answer"] != "equal" for row in rows))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, initial_state
+from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, initial_state
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
@@ -21,6 +22,7 @@ from fedloom.sharing.plan import Tensors
 from support import tiny_config
 
 Rounds = tuple[tuple[int, ...], ...]
+Lived = tuple[FederationState, list[RoundReport], list[Result]]
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8", "privacy.clip=2", "privacy.accountant=rdp")
 # Rounds of some, of all, and of nobody.
 ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
@@ -114,9 +116,7 @@ def config_of(*overrides: str) -> Config:
     return tiny_config("local.epochs=2", "local.batch_size=8", "method.name=fedvae", *overrides)
 
 
-def rounds_of(
-    engine: Any, state: FederationState, rounds: Rounds
-) -> tuple[FederationState, list[RoundReport], list[Result]]:
+def rounds_of(engine: Any, state: FederationState, rounds: Rounds) -> Lived:
     """State, reports and results after some rounds."""
     reports: list[RoundReport] = []
     results: list[Result] = []
@@ -155,8 +155,8 @@ def assert_same_terms(ours: Any, wanted: Any) -> None:
 
 def assert_same_rounds(
     start: FederationState,
-    ours: tuple[FederationState, list[RoundReport], list[Result]],
-    wanted: tuple[FederationState, list[RoundReport], list[Result]],
+    ours: Lived,
+    wanted: Lived,
     tolerance: float = 5e-3,
 ) -> None:
     """Server, silo states, losses, egress and steps after the same rounds."""
@@ -182,3 +182,26 @@ def assert_one_answer(trainer: Trainer, start: FederationState, rounds: Rounds, 
     """Both engines end with the same after the same rounds."""
     ours = rounds_of(FusedEngine(trainer, options), start, rounds)
     assert_same_rounds(start, ours, rounds_of(ReferenceEngine(trainer), start, rounds))
+
+
+def pack_of(
+    federation: Federation, *runs: tuple[str, ...], options: FusedOptions
+) -> tuple[FusedEngine, list[tuple[Trainer, FederationState]]]:
+    """An engine for several runs, with their trainers and first states."""
+    members = [trainer_of(config_of(*overrides), federation) for overrides in runs]
+    trainers = [trainer for trainer, _ in members]
+    return FusedEngine(trainers[0], options, packed=trainers[1:]), members
+
+
+def lived_together(engine: FusedEngine, starts: Sequence[FederationState], attendance: Sequence[Rounds]) -> list[Lived]:
+    """State, reports and results of each run after the rounds that it attended."""
+    lives: list[Lived] = [(start, [], []) for start in starts]
+    for number, attended in enumerate(zip(*attendance, strict=True), start=1):
+        jobs = {
+            run: Job(lives[run][0], RoundContext(number, 9, chosen), lives[run][2].append)
+            for run, chosen in enumerate(attended)
+        }
+        for run, outcome in engine.rounds(jobs).items():
+            assert not isinstance(outcome, Exception)
+            lives[run] = outcome[0], [*lives[run][1], outcome[1]], lives[run][2]
+    return lives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -26,6 +26,7 @@ from engines.one_answer import (
 )
 from fedloom.engines import fused
 from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_runner import GraphRunner
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
@@ -80,6 +81,55 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     options = replace(IN_CHUNKS, compiled=True)
     assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step that is played back by taking it."""
+
+    step: Callable[[], None]
+
+    def replay(self) -> None:
+        self.step()
+
+
+class Tape:
+    """Stands in for a recorder of CUDA graphs; after ``good`` recordings it fails as the driver would."""
+
+    def __init__(self, good: int) -> None:
+        self.left = good
+
+    def __call__(self, warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
+        warm_up()
+        if not self.left:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore than anybody wants to know")
+        self.left -= 1
+        return Played(step)
+
+
+def recorded_by(tape: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FusedEngine, "_runner", lambda engine, program, stack: GraphRunner(program, "float32", 20, tape)
+    )
+
+
+@pytest.mark.parametrize("name", ["+D", "private encoder, kept moments", "fedgan"])
+def test_steps_that_are_recorded_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = Tape(100)
+    recorded_by(tape, monkeypatch)
+    assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, IN_CHUNKS)
+    assert tape.left < 100
+
+
+@pytest.mark.parametrize("good", [0, 2], ids=["at once", "later"])
+def test_a_recording_that_fails_does_not_end_the_run(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_by(Tape(good), monkeypatch)
+    with pytest.warns(FedloomWarning) as caught:
+        assert_one_answer(*trainer_of(config_of(FISSION), UNEQUAL), ROUNDS, IN_CHUNKS)
+    assert [str(warning.message) for warning in caught] == [
+        "a step could not be recorded (operation not permitted when stream is capturing): "
+        "going on with steps one by one, which is slower"
+    ]
 
 
 def test_a_private_state_passes_from_engine_to_engine() -> None:

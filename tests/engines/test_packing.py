@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -16,14 +15,14 @@ from engines.one_answer import (
     Rounds,
     assert_same_rounds,
     config_of,
+    lived_together,
+    pack_of,
     rounds_of,
     trainer_of,
 )
-from fedloom.engines.base import FederationState, Job, Result, RoundReport
+from fedloom.engines.base import Job
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
-from fedloom.engines.training import Trainer
-from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.objectives.base import Losses
 from fedloom.sharing.update import DivergedError
@@ -31,29 +30,6 @@ from fedloom.sharing.update import DivergedError
 IN_CHUNKS = FusedOptions(torch.device("cpu"), chunk=4)
 # Other participants in every run; nobody in one of the rounds.
 ATTENDANCE: tuple[Rounds, ...] = (((1, 3), (0, 1, 2, 3, 4)), ((0, 2, 4), ()), ((0, 1, 2, 3, 4), (1, 3)), ((2,), (3,)))
-Lived = tuple[FederationState, list[RoundReport], list[Result]]
-
-
-def pack_of(
-    federation: Federation, *runs: tuple[str, ...], options: FusedOptions = IN_CHUNKS
-) -> tuple[FusedEngine, list[tuple[Trainer, FederationState]]]:
-    """An engine for several runs, with their trainers and first states."""
-    members = [trainer_of(config_of(*overrides), federation) for overrides in runs]
-    trainers = [trainer for trainer, _ in members]
-    return FusedEngine(trainers[0], options, packed=trainers[1:]), members
-
-
-def lived_together(engine: FusedEngine, starts: Sequence[FederationState], attendance: Sequence[Rounds]) -> list[Lived]:
-    lives: list[Lived] = [(start, [], []) for start in starts]
-    for number, attended in enumerate(zip(*attendance, strict=True), start=1):
-        jobs = {
-            run: Job(lives[run][0], RoundContext(number, 9, chosen), lives[run][2].append)
-            for run, chosen in enumerate(attended)
-        }
-        for run, outcome in engine.rounds(jobs).items():
-            assert not isinstance(outcome, Exception)
-            lives[run] = outcome[0], [*lives[run][1], outcome[1]], lives[run][2]
-    return lives
 
 
 @pytest.mark.parametrize(
@@ -75,7 +51,7 @@ def lived_together(engine: FusedEngine, starts: Sequence[FederationState], atten
     ids=["seeds", "methods and priors", "random priors", "private blocks", "unlike runs", "two phases"],
 )
 def test_packed_equals_alone(runs: list[tuple[str, ...]], stacks: int) -> None:
-    engine, members = pack_of(UNEQUAL, *runs)
+    engine, members = pack_of(UNEQUAL, *runs, options=IN_CHUNKS)
     assert f"{stacks} stack" in engine.describe()
     assert f"{len(runs)} runs packed" in engine.describe()
     attendance = ATTENDANCE[: len(runs)]
@@ -87,7 +63,7 @@ def test_packed_equals_alone(runs: list[tuple[str, ...]], stacks: int) -> None:
 
 def test_groups_inside_a_silo() -> None:
     """FedVAE and +D agree on silos of one group, and differ where +D has branches."""
-    engine, members = pack_of(MIXED, ("seed=1",), (FISSION, "seed=2"))
+    engine, members = pack_of(MIXED, ("seed=1",), (FISSION, "seed=2"), options=IN_CHUNKS)
     assert "2 stacks" in engine.describe()
     together = lived_together(engine, [start for _, start in members], ATTENDANCE[:2])
     for (trainer, start), attended, ours in zip(members, ATTENDANCE[:2], together, strict=True):
@@ -112,7 +88,7 @@ def test_a_run_that_diverges_leaves_the_others_alone() -> None:
 
 
 def test_runs_of_one_federation_share_its_records() -> None:
-    engine, _ = pack_of(UNEQUAL, ("seed=1",), ("seed=2",))
+    engine, _ = pack_of(UNEQUAL, ("seed=1",), ("seed=2",), options=IN_CHUNKS)
     assert [len(stack.records) for stack in engine._stacks] == [sum(map(len, UNEQUAL.silos))]
 
 

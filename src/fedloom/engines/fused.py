@@ -20,7 +20,7 @@ from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_results import Place, RunRound, Trained
-from fedloom.engines.fused_runner import GraphRunner, PlainRunner, Runner
+from fedloom.engines.fused_runner import GraphRecorder, GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
@@ -182,12 +182,15 @@ class FusedEngine:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
                 program = StackProgram(*common)
-            runner: Runner = PlainRunner(program, options.precision)
-            if options.device.type == "cuda":
-                steps = min(self._window(program), max(member.steps for member in stack.members))
-                runner = GraphRunner(program, options.precision, steps)
-            self._programs[number] = program, runner
+            self._programs[number] = program, self._runner(program, stack)
         return self._programs[number]
+
+    def _runner(self, program: StackProgram, stack: Stack) -> Runner:
+        precision, device = self.options.precision, self.options.device
+        if device.type == "cpu":
+            return PlainRunner(program, precision)
+        steps = min(self._window(program), max(member.steps for member in stack.members))
+        return GraphRunner(program, precision, steps, GraphRecorder(device))
 
     def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""

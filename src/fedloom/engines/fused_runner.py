@@ -1,9 +1,10 @@
-"""How the steps of a window are carried out: one by one, or as a recorded CUDA graph that is played back."""
+"""How the steps of a window are carried out: one by one, or recorded as a CUDA graph and played back."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_step import Precision, matrix_precision
+from fedloom.errors import FedloomWarning
 
 WARM_UP = 2  # steps before a recording, in which libraries take their memory
 
@@ -83,58 +85,103 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
+class Recording(Protocol):
+    """A step that can be played back."""
+
+    def replay(self) -> None:
+        """Once more, with what lies in the buffers now."""
+        ...
+
+
+class Recorder(Protocol):
+    """Makes recordings."""
+
+    def __call__(self, warm_up: Callable[[], None], step: Callable[[], None], beside: Any) -> Recording:
+        """Record ``step`` after ``warm_up``; it may share memory with an earlier recording, ``beside``."""
+        ...
+
+
+class GraphRecorder:
+    """Makes CUDA graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self, warm_up: Callable[[], None], step: Callable[[], None], beside: torch.cuda.CUDAGraph | None
+    ) -> torch.cuda.CUDAGraph:
+        """Record on a stream of its own."""
+        graph = torch.cuda.CUDAGraph()
+        pool = None if beside is None else beside.pool()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UP):
+                warm_up()
+            self._stream.synchronize()
+            with _undisturbed(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                step()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
+
+
 class GraphRunner:
-    """One CUDA graph for each number of silos, all over the same buffers; a counter on the device says which step.
+    """One recording for each number of silos, all over the same buffers; a counter on the device says which step.
 
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """
 
-    def __init__(self, program: StackProgram, precision: Precision, steps: int) -> None:
-        self._program, self._precision = program, precision
+    def __init__(self, program: StackProgram, precision: Precision, steps: int, record: Recorder) -> None:
+        self._program, self._precision, self._record = program, precision, record
         self._round = 0
         device = next(iter(program.weights.values())).device
         self._buffers = program.buffers(steps)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._recordings: dict[int, Recording] = {}
+        self._records = True  # until it fails
 
     def prepare(self, counts: list[int], round: int) -> None:
         """Record what is missing; an objective that looks at the round must be recorded anew in each."""
         if self._program.reads_context and round != self._round:
-            self._graphs.clear()
+            self._recordings.clear()
         self._round = round
-        for silos in counts:
-            if silos not in self._graphs:
-                self._graphs[silos] = self._record(silos)
+        try:
+            for silos in counts:
+                if self._records and silos not in self._recordings:
+                    self._recordings[silos] = self._recorded(silos)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of the driver, or of a library that cannot be recorded
+            self._records = False
+            self._recordings.clear()
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(
+                f"a step could not be recorded ({reason}): going on with steps one by one, which is slower",
+                FedloomWarning,
+                stacklevel=2,
+            )
 
     def run(self, window: Window) -> None:
-        """Fill the buffers and play back; what is too rare to be recorded goes step by step."""
-        if not window.usual:
+        """Fill the buffers and play back; what is too rare to be recorded, or cannot be, goes step by step."""
+        if not window.usual or not self._records:
             PlainRunner(self._program, self._precision).run(window)
             return
         steps, silos = len(window), window.silos
         for ours, theirs in zip(tree_leaves(self._buffers), tree_leaves(window.inputs), strict=True):
             ours[:steps, :silos] = theirs
         self._counter.zero_()
-        graph = self._graphs[silos]
+        recording = self._recordings[silos]
         for _ in range(steps):
             self._program.draw(silos)
-            graph.replay()
+            recording.replay()
 
-    def _record(self, silos: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+    def _recorded(self, silos: int) -> Recording:
+        def warm_up() -> None:
+            self._step(silos)
+            self._counter.zero_()
+
         self._counter.zero_()  # playing back has left it at the end of the buffers
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), matrix_precision(self._precision):
-            for _ in range(WARM_UP):
-                self._step(silos)
-                self._counter.zero_()
-            self._stream.synchronize()
-            with _undisturbed(), torch.cuda.graph(graph, pool=pool, stream=self._stream):
-                self._step(silos)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph
+        with matrix_precision(self._precision):
+            return self._record(warm_up, lambda: self._step(silos), next(iter(self._recordings.values()), None))
 
     def _step(self, silos: int) -> None:
         def now(tensor: Tensor) -> Tensor:
