@@ -56,41 +56,39 @@ def all_positive() -> dict[str, Any]:
 class ParticipationConfig:
     """Which silos take part in a round: each by a coin of its own, or a fixed share of them."""
 
-    mode: Literal["bernoulli", "fixed"] = "bernoulli"
-    rate: float = field(default=1.0, metadata=rate())
+    mode: Literal["bernoulli", "fixed"] = "bernoulli"  # a coin for each silo, or so many of them
+    rate: float = field(default=1.0, metadata=rate())  # the coin's chance, or the share
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """The method's name; its own options are checked by the method itself."""
 
-    name: str = "fedvae"
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = "fedvae"  # 'fedloom list methods' names them
+    options: dict[str, Any] = field(default_factory=dict)  # in a file they stand beside the name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The networks."""
 
-    network: str = "mlp"
+    network: str = "mlp"  # 'fedloom list networks' names them
     branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
     silos: dict[str, dict[str, Any]] = field(default_factory=dict)  # silo name -> what differs of its architecture
-    hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())
+    hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())  # widths; decoders in reverse
     # Convolutional networks: one halving of the image for each width; a decoder or generator takes them in reverse.
     channels: tuple[int, ...] = field(default=(32, 64, 128, 256), metadata=all_positive())
-    latent: int = field(default=40, metadata=at_least(1))
-    top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())
-    top_latent: int = field(default=20, metadata=at_least(1))
-    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
+    latent: int = field(default=40, metadata=at_least(1))  # coordinates of z1
+    top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())  # between z1 and z2
+    top_latent: int = field(default=20, metadata=at_least(1))  # coordinates of z2, where there are two levels
+    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"  # of a pixel
     variance: float = field(default=0.5, metadata=above(0))  # of a Gaussian likelihood
     posterior: Literal["amortised", "closed-form", "from-decoder"] = "amortised"  # where a record's latents come from
-    kl_weight: float = field(default=1.0, metadata=at_least(0))
-    # How steep decoders may be. A certified bound on the Lipschitz constant of the mean image (0: none), and a penalty
-    # that is no bound; the limit is that of "jacobian" alone.
-    lipschitz: float = field(default=0.0, metadata=at_least(0))
-    penalty: Literal["none", "jacobian", "align-penalty"] = "none"
-    penalty_weight: float = field(default=1.0, metadata=at_least(0))
-    penalty_limit: float = field(default=1.0, metadata=above(0))
+    kl_weight: float = field(default=1.0, metadata=at_least(0))  # 1: the evidence bound
+    lipschitz: float = field(default=0.0, metadata=at_least(0))  # certified bound on a decoder's steepness; 0: none
+    penalty: Literal["none", "jacobian", "align-penalty"] = "none"  # on steep decoders; it is no bound
+    penalty_weight: float = field(default=1.0, metadata=at_least(0))  # of that penalty
+    penalty_limit: float = field(default=1.0, metadata=above(0))  # the steepness from which "jacobian" punishes
 
     def changed(self, changes: Mapping[str, Any], path: str, allowed: Sequence[str]) -> ModelConfig:
         """These settings with some others, of those that are allowed to differ under ``path``."""
@@ -104,8 +102,8 @@ class ModelConfig:
 class OutliersConfig:
     """Records of another source in chosen silos, to see whether training gives them away; no source: none."""
 
-    source: str = ""
-    path: str = ""
+    source: str = ""  # 'fedloom list datasets' names them; "": no outliers
+    path: str = ""  # where it lies, if it does not know
     group: str = ""  # of that source; all of them unless told
     share: float = field(default=0.05, metadata=portion())  # of the silo's own records, on top of them; 0: a control
     silos: tuple[str, ...] = ()  # by name
@@ -115,15 +113,16 @@ class OutliersConfig:
 class DataConfig:
     """Where the records come from and who holds them."""
 
-    source: str = "mixed-mnist-sample"
-    path: str = ""
-    layout: Literal["federated", "centralised"] = "federated"
-    partition: str = "auto"  # "natural" where the source knows who holds what, else "groups"
-    silos: int = field(default=10, metadata=at_least(1))
-    sizes: Literal["equal", "unequal"] = "equal"
-    alpha: float = field(default=0.3, metadata=above(0))
-    classes_per_silo: int = field(default=2, metadata=at_least(1))
-    records_per_silo: int = field(default=0, metadata=at_least(0))
+    source: str = "mixed-mnist-sample"  # 'fedloom list datasets' names them
+    path: str = ""  # where it lies, if it does not know; relative to where the command is called
+    layout: Literal["federated", "centralised"] = "federated"  # "centralised": one silo holds all records
+    # 'fedloom list partitions' names them; "auto": "natural" where the source knows who holds what, else "groups"
+    partition: str = "auto"
+    silos: int = field(default=10, metadata=at_least(1))  # of each group with "groups", else in all
+    sizes: Literal["equal", "unequal"] = "equal"  # of silos
+    alpha: float = field(default=0.3, metadata=above(0))  # of "dirichlet": the smaller, the more silos differ
+    classes_per_silo: int = field(default=2, metadata=at_least(1))  # of "classes" and "shards"
+    records_per_silo: int = field(default=0, metadata=at_least(0))  # at most; 0: all
     validation: float = field(default=0.0, metadata=share())  # of each silo's records, for its own choices
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
@@ -134,25 +133,25 @@ class DataConfig:
 class SharingConfig:
     """How blocks are merged; ``scopes`` overrides the method's own plan, block by block."""
 
-    weights: Literal["size", "equal-groups", "equal"] = "size"
-    scopes: dict[str, str] = field(default_factory=dict)
+    weights: Literal["size", "equal-groups", "equal"] = "size"  # of silos in a mean
+    scopes: dict[str, str] = field(default_factory=dict)  # block -> global, group, silo, upload or server
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
     """The privacy mechanism; any method can take it."""
 
-    mechanism: Literal["none", "dp-sgd"] = "none"
+    mechanism: Literal["none", "dp-sgd"] = "none"  # "none": no DP guarantee
     epsilon: float = field(default=0.0, metadata=at_least(0))  # each silo's budget; 0: none, spending is only counted
     budgets: dict[str, float] = field(default_factory=dict)  # silo name -> its epsilon, where it differs
     delta: float = field(default=0.0, metadata=share())  # 0: a tenth of 1/n or less, n the silo's records or subjects
     noise_multiplier: float = field(default=0.0, metadata=at_least(0))  # 0: what the budget needs for the planned run
     clip: float = field(default=1.0, metadata=above(0))  # the bound on one gradient, or the first of them
-    clipping: Literal["fixed", "quantile", "median"] = "fixed"
-    unit: Literal["record", "subject"] = "record"
+    clipping: Literal["fixed", "quantile", "median"] = "fixed"  # how the bound goes on; "median": no DP guarantee
+    unit: Literal["record", "subject"] = "record"  # whose data are protected as one
     blocks: tuple[str, ...] = ()  # privatise these alone, as some papers do: no DP guarantee
-    accountant: Literal["pld", "rdp", "filter"] = "pld"
-    trust: Literal["local", "distributed"] = "local"
+    accountant: Literal["pld", "rdp", "filter"] = "pld"  # tight, looser, or for choices made between releases
+    trust: Literal["local", "distributed"] = "local"  # who adds the noise: each silo all of it, or all together
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
@@ -163,12 +162,12 @@ class PrivacyConfig:
 class LocalConfig:
     """What a silo does in a round."""
 
-    epochs: int = field(default=5, metadata=at_least(1))
+    epochs: int = field(default=5, metadata=at_least(1))  # of a round, over the silo's own records
     steps: int = field(default=0, metadata=at_least(0))  # of a round; 0: as many as the epochs take
-    batch_size: int = field(default=32, metadata=at_least(1))
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = field(default=1e-3, metadata=above(0))
-    keep_optimizer: bool = False
+    batch_size: int = field(default=32, metadata=at_least(1))  # records of a step; under DP-SGD expected
+    optimizer: Literal["adam", "sgd"] = "adam"  # of each phase, where the method has none of its own
+    learning_rate: float = field(default=1e-3, metadata=above(0))  # of that optimiser
+    keep_optimizer: bool = False  # its moments stay at the silo from round to round
     # Centralised layout only: "paper" trains local.epochs a round; "matched" as often as the federated run would
     # update in expectation, participation.rate * local.epochs epochs a round.
     updates: Literal["paper", "matched"] = "paper"
@@ -190,10 +189,10 @@ class ServerConfig:
     radius: float = field(default=3.0, metadata=above(0))  # of the ball
     components: int = field(default=10, metadata=at_least(1))  # of a silo's mixture, or places of its histogram
     targets: Literal["means", "samples"] = "means"  # what a decoder gives: its mean image, or a draw around it
-    epochs: int = field(default=10, metadata=at_least(1))
-    batch_size: int = field(default=128, metadata=at_least(1))
-    learning_rate: float = field(default=1e-3, metadata=above(0))
-    keep_optimizer: bool = False
+    epochs: int = field(default=10, metadata=at_least(1))  # of a round, over the samples
+    batch_size: int = field(default=128, metadata=at_least(1))  # samples of a step
+    learning_rate: float = field(default=1e-3, metadata=above(0))  # of the server's Adam
+    keep_optimizer: bool = False  # its moments stay from round to round
     patience: int = field(default=10, metadata=at_least(1))  # rounds of silence after which a silo is warned of
 
 
@@ -201,11 +200,10 @@ class ServerConfig:
 class EvaluationConfig:
     """How often and on how many samples the run is measured; 0 rounds means only at the end."""
 
-    every: int = field(default=0, metadata=at_least(0))
+    every: int = field(default=0, metadata=at_least(0))  # rounds; 0: at the end only
     samples: int = field(default=1000, metadata=at_least(1))  # of each group; as many held-out records, if there are
-    metrics: tuple[str, ...] = ("domain", "spread")
-    # The features of frechet, kernel, inception-score and manifold.
-    backbone: str = "efficientnet-lite0"
+    metrics: tuple[str, ...] = ("domain", "spread")  # 'fedloom list metrics' names them
+    backbone: str = "efficientnet-lite0"  # the features of frechet, kernel, inception-score and manifold
     resolution: int = field(default=0, metadata=at_least(0))  # side of its input; 0: its own
     weights: str = ""  # a file of weights, for a backbone that does not bring its own
     importance_samples: int = field(default=64, metadata=at_least(1))  # k of the importance-weighted bound
@@ -218,7 +216,7 @@ class AuditConfig:
     """Canaries in the training records, for ``fedloom audit``; a run that has some is not for release."""
 
     canaries: int = field(default=0, metadata=at_least(0))  # in all; each is trained on by a coin of its own
-    kind: Literal["noise", "held-out"] = "noise"
+    kind: Literal["noise", "held-out"] = "noise"  # what a canary is: coins for pixels, or a held-out record
     silos: tuple[str, ...] = ()  # by name; all of them unless told
 
 
@@ -226,23 +224,23 @@ class AuditConfig:
 class EngineConfig:
     """Where the work runs; none of this changes what is learned beyond floating-point rounding."""
 
-    name: Literal["auto", "reference", "fused"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
-    workers: int = field(default=0, metadata=at_least(0))
-    threads: int = field(default=0, metadata=at_least(0))
+    name: Literal["auto", "reference", "fused"] = "auto"  # silo by silo, or all silos in one program
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU where there is one
+    precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local steps; merging stays float32
+    workers: int = field(default=0, metadata=at_least(0))  # silos at once; 0: by trial
+    threads: int = field(default=0, metadata=at_least(0))  # of each worker; 0: by trial
     state_memory: float = field(default=512.0, metadata=above(0))  # MB of what silos keep; beyond it, it lies on disk
-    checkpoint_every: int = field(default=1, metadata=at_least(1))
-    keep_checkpoints: int = field(default=2, metadata=at_least(1))
+    checkpoint_every: int = field(default=1, metadata=at_least(1))  # rounds
+    keep_checkpoints: int = field(default=2, metadata=at_least(1))  # the newest so many
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """One experiment, whole."""
 
-    name: str = "experiment"
-    seed: int = field(default=0, metadata=at_least(0))
-    rounds: int = field(default=70, metadata=at_least(1))
+    name: str = "experiment"  # of the run's folder, unless --out is given; nothing else depends on it
+    seed: int = field(default=0, metadata=at_least(0))  # of every random number
+    rounds: int = field(default=70, metadata=at_least(1))  # of communication
     participation: ParticipationConfig = field(default_factory=ParticipationConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

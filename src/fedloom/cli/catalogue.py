@@ -21,6 +21,8 @@ class Kind(StrEnum):
     METHODS = "methods"
     PRESETS = "presets"
     DATASETS = "datasets"
+    PARTITIONS = "partitions"
+    NETWORKS = "networks"
     PRIORS = "priors"
     METRICS = "metrics"
 
@@ -47,6 +49,18 @@ def _datasets() -> dict[str, str]:
     return {name: source.description for name, source in SOURCES.items()}
 
 
+def _partitions() -> dict[str, str]:
+    from fedloom.federation.partitions import PARTITIONS
+
+    return {name: partition.description for name, partition in PARTITIONS.items()}
+
+
+def _networks() -> dict[str, str]:
+    from fedloom.models.networks import NETWORKS
+
+    return {name: network.summary for name, network in NETWORKS.items()}
+
+
 def _priors() -> dict[str, str]:
     from fedloom.models.priors import PRIORS
 
@@ -63,6 +77,8 @@ LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.METHODS: _methods,
     Kind.PRESETS: _presets,
     Kind.DATASETS: _datasets,
+    Kind.PARTITIONS: _partitions,
+    Kind.NETWORKS: _networks,
     Kind.PRIORS: _priors,
     Kind.METRICS: _metrics,
 }
@@ -71,7 +87,7 @@ LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
 ) -> None:
-    """List methods, presets, datasets, priors or metrics, each with a line about it."""
+    """List what there is to choose from, each name with a line about it."""
     found = LISTINGS[kind]()
     if as_json:
         show_json(found)
