@@ -1,9 +1,10 @@
 """ALIGN-FL's tables and what lifts them, on full data: each row trained and measured by both protocols.
 
-Several rows run at once, each in its own process, because one hardly fills a GPU. The data must be in FEDLOOM_DATA.
+All seeds of a row train in one program, and several rows run at once, each in its own process, because one hardly
+fills a GPU. The data must be in FEDLOOM_DATA.
 
     python benchmarks/align_fl.py --plan noise.json                     # noise of the private rows; needs dp-accounting
-    python benchmarks/align_fl.py --set tables --seeds 0 --noise noise.json --name align_fl-tables
+    python benchmarks/align_fl.py --set tables --seeds 0 1 2 --noise noise.json --name align_fl-tables
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import json
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -23,8 +24,9 @@ import torch
 
 from common import keep
 from fedloom.config import Config, load_config
-from fedloom.engines.base import initial_state, participants_of
-from fedloom.engines.choice import make_engine
+from fedloom.engines.base import FederationState, Job, initial_state, participants_of
+from fedloom.engines.choice import device_of
+from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.evaluation.auditing import Audit, Effort, outliers
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
@@ -78,14 +80,13 @@ RICH = (*WIDE, "server.model.latent=2", "server.model.likelihood=gaussian")  # o
 # The server's model has two latents and as many updates as the centralised one.
 TWO = [
     Row("mnist", FRESH),
-    Row("mnist", RICH),
     Row("mnist", (*RICH, *FRESH)),
+    Row("mnist", ("server.latents=histogram", *FRESH)),
     Row("mnist", ("server.keep_optimizer=true",)),
     Row("mnist", ("model.kl_weight=0.5",)),
     Row("variants/centralised", ("model.kl_weight=0.5",)),
     Row("mnist", ("server.replay=4", "server.samples=1000")),
-    *(Row("mnist", (change,)) for change in ("server.targets=samples", "server.balance=size")),
-    *(Row("mnist", (change,)) for change in ("server.latents=histogram", "model.likelihood=bernoulli")),
+    Row("mnist", ("model.likelihood=bernoulli",)),
 ]
 LEVERS = [
     Row("mnist", WIDE),
@@ -128,60 +129,83 @@ class Measures:
     more: Sequence[str]  # changes of all rows
 
 
-def measured(row: Row, seed: int, noise: dict[str, float], wanted: Measures) -> dict[str, Any]:
-    """Train a row and measure it."""
-    start = time.perf_counter()
-    config = row.config(seed, noise, wanted.more)
-    experiment = Experiment.of(config)
-    trainer, federation = experiment.trainer, experiment.federation
-    state = initial_state(trainer.method, federation, config)
-    engine = make_engine(trainer, state)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = replace(config.evaluation, metrics=tuple(wanted.metrics))
-    evaluator = Evaluator(federation, settings, experiment.streams, device)
+class Run:
+    """A row with one seed, and what was found of it so far."""
 
-    def looked_at() -> Evaluation:
-        return evaluator.evaluation(
-            Generator(trainer.method, state.server, federation.groups), KeptModels(state, federation)
+    def __init__(self, row: Row, config: Config, wanted: Measures) -> None:
+        self.row, self.config, self.wanted = row, config, wanted
+        self.experiment = Experiment.of(config)
+        self.state = initial_state(self.experiment.method, self.experiment.federation, config)
+        self.losses: list[dict[str, float]] = []
+        self.over_rounds: dict[int, dict[str, float]] = {}
+        settings = replace(config.evaluation, metrics=tuple(wanted.metrics))
+        device = device_of(config.engine)
+        self._evaluator = Evaluator(self.experiment.federation, settings, self.experiment.streams, device)
+
+    def job(self, number: int) -> Job:
+        """A round to be carried out."""
+        context = RoundContext(
+            number, self.config.rounds, participants_of(self.config, self.experiment.federation, number)
         )
+        return Job(self.state, context, lambda _: None)
 
-    def scores() -> dict[str, float]:
-        return {key: value for _, values, _ in evaluator.measure(looked_at()) for key, value in values.items()}
+    def after(self, state: FederationState, losses: Mapping[str, float]) -> None:
+        """A round was carried out."""
+        self.state = state
+        self.losses.append({name: round(value, 4) for name, value in losses.items()})
+        if self.wanted.every and len(self.losses) % self.wanted.every == 0:
+            self.over_rounds[len(self.losses)] = self._scores()
 
+    def found(self) -> dict[str, Any]:
+        """All that is kept of a finished run."""
+        start, first = time.perf_counter(), self.config.seed == 0
+        found: dict[str, Any] = {"row": self.row.label, "seed": self.config.seed, "metrics": self._scores()}
+        found["losses"] = self.losses
+        if self.over_rounds:
+            found["over_rounds"] = self.over_rounds
+        evaluation, federation = self._evaluation(), self.experiment.federation
+        if self.wanted.audited and first:
+            findings = outliers(Audit(evaluation, {}, Effort()))
+            found["outliers"] = findings.values
+            if (shown := findings.pictures.get("silo=silo-0")) is not None:
+                found["exposed"] = {name: pixels(getattr(shown, name)) for name in ("outliers", "outputs", "typical")}
+        if first and evaluation.generates:
+            found["samples"] = pixels(evaluation.generator.sample(GRID, group=federation.groups[0], seed=0))
+            some = federation.test.take(torch.arange(min(CODES, len(federation.test))))
+            places = [
+                [round(value, 3) for value in code[:2]] for code in evaluation.autoencoders[0].codes(some).tolist()
+            ]
+            found["codes"] = [[*place, label] for place, label in zip(places, some.y.tolist(), strict=True)]
+        return {**found, "seconds": {"evaluation": time.perf_counter() - start}}
+
+    def _evaluation(self) -> Evaluation:
+        method, federation = self.experiment.method, self.experiment.federation
+        generator = Generator(method, self.state.server, federation.groups)
+        return self._evaluator.evaluation(generator, KeptModels(self.state, federation))
+
+    def _scores(self) -> dict[str, float]:
+        return {k: v for _, values, _ in self._evaluator.measure(self._evaluation()) for k, v in values.items()}
+
+
+def measured(row: Row, seeds: Sequence[int], noise: dict[str, float], wanted: Measures) -> Iterator[dict[str, Any]]:
+    """Train a row with all seeds in one program, then measure each."""
+    start = time.perf_counter()
+    runs = [Run(row, row.config(seed, noise, wanted.more), wanted) for seed in seeds]
+    first, *others = (run.experiment.trainer for run in runs)
+    engine = FusedEngine(first, FusedOptions(device_of(first.config.engine)), packed=others)
     ready = time.perf_counter() - start
-    losses, over_rounds = [], {}
-    for number in range(1, config.rounds + 1):
-        context = RoundContext(number, config.rounds, participants_of(config, federation, number))
-        state, report = engine.round(state, context, lambda _: None)
-        losses.append({name: round(value, 4) for name, value in report.terms.items()})
-        if wanted.every and number % wanted.every == 0:
-            over_rounds[number] = scores()
-    trained = time.perf_counter() - start - ready
-    measures = scores()
-    seconds = {"ready": ready, "training": trained, "all": time.perf_counter() - start}
-    found: dict[str, Any] = {
-        "row": row.label,
-        "seed": seed,
-        "engine": engine.describe(),
-        "seconds": seconds,
-        "metrics": measures,
-        "losses": losses,
-    }
-    if over_rounds:
-        found["over_rounds"] = over_rounds
-    evaluation = looked_at()
-    if wanted.audited:
-        findings = outliers(Audit(evaluation, {}, Effort()))
-        found["outliers"] = findings.values
-        seconds["audit"] = time.perf_counter() - start - seconds["all"]
-        if seed == 0 and (shown := findings.pictures.get("silo=silo-0")) is not None:
-            found["exposed"] = {name: pixels(getattr(shown, name)) for name in ("outliers", "outputs", "typical")}
-    if seed == 0 and evaluation.generates:
-        found["samples"] = pixels(evaluation.generator.sample(GRID, group=federation.groups[0], seed=0))
-        some = federation.test.take(torch.arange(min(CODES, len(federation.test))))
-        places = [[round(value, 3) for value in code[:2]] for code in evaluation.autoencoders[0].codes(some).tolist()]
-        found["codes"] = [[*place, label] for place, label in zip(places, some.y.tolist(), strict=True)]
-    return found
+    for number in range(1, runs[0].config.rounds + 1):
+        outcomes = engine.rounds({index: run.job(number) for index, run in enumerate(runs)})
+        for index, outcome in outcomes.items():
+            if isinstance(outcome, Exception):
+                raise outcome
+            state, report = outcome
+            runs[index].after(state, report.terms)
+    seconds = {"ready": ready, "training": time.perf_counter() - start - ready, "runs": len(runs)}
+    engine.close()
+    for run in runs:
+        found = run.found()
+        yield {**found, "engine": engine.describe(), "seconds": {**seconds, **found["seconds"]}}
 
 
 def pixels(images: torch.Tensor) -> list[list[int]]:
@@ -190,12 +214,14 @@ def pixels(images: torch.Tensor) -> list[list[int]]:
     return found
 
 
-def attempt(row: Row, seed: int, noise: dict[str, float], wanted: Measures) -> dict[str, Any]:
-    torch.set_num_threads(2)
+def attempt(row: Row, seeds: Sequence[int], noise: dict[str, float], wanted: Measures) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    found: list[dict[str, Any]] = []
     try:
-        return measured(row, seed, noise, wanted)
+        found.extend(measured(row, seeds, noise, wanted))
     except Exception:
-        return {"row": row.label, "seed": seed, "error": traceback.format_exc(limit=-4)}
+        found.append({"row": row.label, "seed": list(seeds), "error": traceback.format_exc(limit=-4)})
+    return found
 
 
 def planned() -> dict[str, float]:
@@ -217,8 +243,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no row after so long")
     parser.add_argument("--noise", type=Path, help="what --plan wrote")
+    parser.add_argument("--known", type=Path, help="results whose rows and seeds are taken over, not run again")
     parser.add_argument("--plan", type=Path)
-    parser.add_argument("--audit", action="store_true", help="the outlier-exposure audit as well")
+    parser.add_argument("--audit", action="store_true", help="the outlier-exposure audit as well, of seed 0")
     parser.add_argument("--pictures", type=Path, help="where pixels and latents go, for benchmarks/align_fl_figures.py")
     parser.add_argument("--metrics", nargs="+", default=METRICS)
     parser.add_argument("--every", type=int, default=0, help="rounds between measurements; 0: at the end alone")
@@ -229,32 +256,43 @@ def main() -> None:
         arguments.plan.write_text(json.dumps(planned(), indent=2) + "\n", encoding="utf-8")
         return
     noise = json.loads(arguments.noise.read_text(encoding="utf-8")) if arguments.noise else {}
+    done = json.loads(arguments.known.read_text(encoding="utf-8"))["rows"] if arguments.known else []
+    known = {(found["row"], found["seed"]) for found in done}
     every = [row for name in arguments.set for row in SETS[name]]
     rows = list(dict.fromkeys(row for part in arguments.only for row in every if part in f"{row.label}."))
     wanted = Measures(arguments.metrics, arguments.every, arguments.audit, arguments.change)
-    done: list[dict[str, Any]] = []
     pictures: dict[str, Any] = {}
     start = time.perf_counter()
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(attempt, row, seed, noise, wanted) for seed in arguments.seeds for row in rows]
+        jobs = [
+            pool.submit(attempt, row, seeds, noise, wanted)
+            for row in rows
+            for seeds in seeds_together(row, [seed for seed in arguments.seeds if (row.label, seed) not in known])
+        ]
         for job in as_completed(jobs):
             if job.cancelled():
                 continue
-            last = job.result()
-            pictures[last["row"]] = {key: last.pop(key) for key in PICTURES if key in last}
-            done.append(last)
             passed = time.perf_counter() - start
+            for last in job.result():
+                if shown := {key: last.pop(key) for key in PICTURES if key in last}:
+                    pictures[last["row"]] = shown
+                done.append(last)
+                told = ("accuracy", "frechet")
+                scores = {k: round(v, 4) for k, v in last.get("metrics", {}).items() if any(word in k for word in told)}
+                heads = f"{passed:.0f} s", last["row"], last["seed"]
+                print(*heads, last.get("seconds", last.get("error")), scores, flush=True)
             keep(arguments.name, done, wall=passed)
             if arguments.pictures:
                 arguments.pictures.write_text(json.dumps(pictures), encoding="utf-8")
-            told = ("accuracy", "frechet")
-            scores = {k: round(v, 4) for k, v in last.get("metrics", {}).items() if any(word in k for word in told)}
-            print(
-                f"{passed:.0f} s", last["row"], last["seed"], last.get("seconds", last.get("error")), scores, flush=True
-            )
             if passed > arguments.seconds:
                 for waiting in jobs:
                     waiting.cancel()
+
+
+def seeds_together(row: Row, seeds: Sequence[int]) -> list[Sequence[int]]:
+    """Private runs share no program, so each is a job of its own."""
+    private = row.config(0, {}).privacy.mechanism != "none"
+    return [[seed] for seed in seeds] if private else [seeds] * bool(seeds)
 
 
 if __name__ == "__main__":
