@@ -47,7 +47,7 @@ def test_fused_equals_reference(overrides: tuple[str, ...]) -> None:
     assert_one_answer(*trainer_of(config_of(*overrides), UNEQUAL), ROUNDS, IN_CHUNKS)
 
 
-@pytest.mark.parametrize("name", ["+D", "+H+L+D", "fedgan", "group_vaes"])
+@pytest.mark.parametrize("name", ["+D", "+H+L+D", "fedgan", "group_vaes", "flow_vae with a refiner"])
 def test_silos_of_several_groups(name: str) -> None:
     """Branches of several groups in one silo, beside silos of one group: two stacks."""
     trainer, start = trainer_of(config_of(*METHODS[name], "sharing.weights=equal-groups"), MIXED)

@@ -58,6 +58,7 @@ def private_trainer(federation: Federation, *overrides: str) -> tuple[Trainer, F
         "sgd",
         "branches of two architectures",
         "mlp and convolutions",
+        "flow_vae with a refiner",
         "fedgan",
     ],
 )
