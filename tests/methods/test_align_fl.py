@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engines.killing import train_until_write
-from engines.one_answer import UNEQUAL, config_of, image_federation, rounds_of, trainer_of
+from engines.one_answer import LARGER, UNEQUAL, assert_one_answer, config_of, image_federation, rounds_of, trainer_of
+from fedloom.engines.fused import FusedOptions
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, KeptModels, load, resume, train
@@ -68,6 +69,41 @@ def test_nothing_but_the_decoder_leaves(variant: tuple[str, ...], tmp_path: Path
         assert row["blocks"] == {f"decoder@silo={row['silo']}": expected}
         assert row["bytes"] == 4 * (80 + 1224) + 16
         assert list(row["payloads"]) == ["records"]
+
+
+@pytest.mark.parametrize("private", [(), PRIVATE], ids=["none", "dp-sgd"])
+def test_of_a_gan_nothing_but_the_generator_leaves(private: tuple[str, ...], tmp_path: Path) -> None:
+    scopes = ("sharing.scopes.generator=upload", "sharing.scopes.discriminator=silo")
+    train(
+        config_of("method.name=fedgan", *scopes, *SMALL, "model.channels=[3, 5]", "rounds=2", *private),
+        tmp_path / "run",
+        TWO,
+    )
+    # Four latents to 5 channels of 3 x 2, then to 3 channels, then to one; kernels of 4 x 4, a norm before each.
+    shapes = {
+        "first.weight": [30, 4],
+        "first.bias": [30],
+        "layers.0.weight": [5],
+        "layers.0.bias": [5],
+        "layers.2.weight": [5, 3, 4, 4],
+        "layers.2.bias": [3],
+        "layers.3.weight": [3],
+        "layers.3.bias": [3],
+        "layers.5.weight": [3, 1, 4, 4],
+        "layers.5.bias": [1],
+    }
+    rows = egress(tmp_path / "run")
+    assert len(rows) == 2 * len(TWO)
+    for row in rows:
+        assert row["blocks"] == {f"generator@silo={row['silo']}": shapes}
+        assert row["bytes"] == 4 * (150 + 10 + 243 + 6 + 49) + 16
+        assert list(row["payloads"]) == ["records"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_engines_agree_on_every_variant(variant: tuple[str, ...]) -> None:
+    trainer, start = trainer_of(config_of(ALIGN, *SMALL, "rounds=3", *variant), LARGER)
+    assert_one_answer(trainer, start, ((1, 3), (0, 1, 2, 3, 4), (0, 2)), FusedOptions(torch.device("cpu"), chunk=3))
 
 
 @pytest.mark.parametrize(("latents", "shapes"), [
