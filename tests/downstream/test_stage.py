@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from downstream.gaussians import config, lopsided, records
+from fedloom.downstream.heads import Heads
 from fedloom.downstream.stage import downstream
 from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Run, train
@@ -137,6 +138,18 @@ def test_labels_as_at_each_silo_teach_nobody_a_new_class(tmp_path: Path) -> None
     scores = [silo["rows"]["synthetic-only"]["global"]["accuracy"] for silo in found["silos"]]
     assert len(set(scores)) > 1  # each silo has a head of its own
     assert scores[2] <= 2 / 3
+
+
+@pytest.mark.parametrize(("labels", "share"), [("local", (1 / 2, 0)), ("global-dp", (1 / 3, 1 / 3))])
+def test_heads_learn_from_labels_without_a_tail(tmp_path: Path, labels: str, share: tuple[float, float]) -> None:
+    """The third silo has no bees; with labels as at home it gets none, and else as many as of the others."""
+    data = lopsided()
+    run = train(config("dp_cvae", f"method.labels={labels}", "method.label_exponent=0"), tmp_path / "run", data)
+    third = Heads(data, run.generator(), 300, "", 0, labels == "local").common[2]
+    assert third.shares is not None
+    assert third.y is not None
+    assert third.shares[:2].tolist() == pytest.approx(share)
+    assert torch.bincount(third.y, minlength=3)[:2].tolist() == pytest.approx([300 * each for each in share], abs=40)
 
 
 def test_one_silo_has_no_centralised_row(tmp_path: Path) -> None:

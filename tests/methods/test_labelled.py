@@ -16,7 +16,7 @@ from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Experiment, Run, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, recipes
+from fedloom.methods.base import Method, ServerState, recipes
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, LinearHead
@@ -262,6 +262,29 @@ def test_labels_follow_noisy_counts_and_no_class_is_lost(tmp_path: Path) -> None
     assert alike.generator().label_shares.tolist() == pytest.approx([1 / 3] * 3)
     sent = [[set(row["payloads"]) for row in each.folder.egress()] for each in (run, alike)]
     assert sent == [[{"records", "class-counts"}] * 3 + [{"records"}] * 6, [{"records"}] * 9]
+
+
+@pytest.mark.parametrize("name", ["dp_cvae", "flow", "dp_cgan", "moments", "refined_moments"])
+@pytest.mark.parametrize(
+    ("exponent", "expected"),
+    [(0, [1 / 3, 1 / 3, 1 / 3]), (0.5, [8 / 13, 4 / 13, 1 / 13]), (1, [64 / 81, 16 / 81, 1 / 81])],
+)
+def test_an_exponent_flattens_the_tail_of_the_labels(name: str, exponent: float, expected: list[float]) -> None:
+    method = method_of(name, f"method.label_exponent={exponent}", *SMALL.get(name, ()))
+    shares = torch.tensor([64, 16, 1], dtype=torch.float64) / 81
+    generator = Generator(method, ServerState({}, {LABEL_SHARES: shares}), ("all",), CLASSES)
+    assert generator.label_shares.tolist() == pytest.approx(expected)
+    assert len(method.releases) == len(method_of(name, *SMALL.get(name, ())).releases)  # nothing more leaves
+    # A class that a silo has never met stays out of labels that are as at the silo, whatever the exponent.
+    at_home = generator.tempered(torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64)).tolist()
+    assert at_home == pytest.approx({0: [0.5, 0.5, 0], 0.5: [2 / 3, 1 / 3, 0], 1: [0.8, 0.2, 0]}[exponent])
+
+
+@pytest.mark.parametrize("exponent", [-0.1, 1.1])
+def test_an_exponent_beyond_its_bounds_is_named(exponent: float) -> None:
+    sentence = rf"method.label_exponent = {exponent} must be at least 0 and at most 1"
+    with pytest.raises(ConfigError, match=sentence):
+        method_of("dp_cvae", f"method.label_exponent={exponent}")
 
 
 # GANs, flows, heads

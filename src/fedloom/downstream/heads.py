@@ -70,7 +70,8 @@ class Heads:
         if self.kind == FEDERATED:
             return [self._federated(silo) for silo in silos]
         if self.local_labels:
-            return [self._synthetic(label_shares([silo.train], len(self.federation.classes))) for silo in silos]
+            own = (label_shares([silo.train], len(self.federation.classes)) for silo in silos)
+            return [self._synthetic(self.generator.tempered(shares)) for shares in own]
         return [self._synthetic(self.generator.label_shares)] * len(silos)
 
     def _synthetic(self, shares: Tensor) -> Common:

@@ -162,6 +162,7 @@ class Method:
     summed: bool = False  # the server sees the sum of all updates and no single one
     learns_labels: bool = False  # though it may generate none
     own_posterior: bool = False  # its phases follow model.posterior already
+    label_exponent: float = 1.0  # on the label shares of samples
     kind: Callable[[Site], Hashable] = groups_of  # equal for sites whose models are built alike
     settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
     server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one

@@ -18,20 +18,19 @@ from torch import Tensor, nn
 from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import Labels, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(LabelOptions):
     """Widths and rate of the authors' code."""
 
     generator_hidden: tuple[int, ...] = field(default=(512, 1024), metadata=all_positive())
     discriminator_hidden: tuple[int, ...] = field(default=(1024, 512), metadata=all_positive())
     rate: float = field(default=2e-4, metadata=above(0))
-    labels: Labels = "global-dp"
 
 
 def build(setting: Setting, options: Options, _: Site) -> ConditionalGAN:
@@ -70,7 +69,7 @@ def make(setting: Setting, options: Options) -> Method:
             "z": Pathway({"z": (latent,)}, from_noise, "z ~ N(0, I), y -> x", ("generator",), labelled=True),
         },
     )
-    return with_labels(method, setting, options.labels)
+    return with_labels(method, setting, options)
 
 
 RECIPE = Recipe(

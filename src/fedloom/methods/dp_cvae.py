@@ -21,7 +21,7 @@ from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
 from fedloom.methods.conditional_pathways import conditional_pathways
-from fedloom.methods.labels import Labels, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -33,13 +33,12 @@ COLLAPSE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(LabelOptions):
     """``variance`` is that of a decoded number; 0 is 1 / (2 d), half that of vectors of length 1."""
 
     loss: Literal["bound", "reference"] = "bound"
     prior_variance: Literal["unit", "learned", "class"] = "unit"
     variance: float = field(default=0.0, metadata=at_least(0))
-    labels: Labels = "global-dp"
 
 
 def build(setting: Setting, options: Options, _: Site) -> ConditionalVAE:
@@ -105,7 +104,7 @@ def make(setting: Setting, options: Options) -> Method:
         pathways=conditional_pathways(model.latent, width),
         own_posterior=True,
     )
-    return with_labels(method, setting, options.labels)
+    return with_labels(method, setting, options)
 
 
 RECIPE = Recipe(

@@ -17,19 +17,18 @@ from torch import Tensor, nn
 from fedloom.config import at_least
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import Labels, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
 from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(LabelOptions):
     """``scale`` 0 is 1 / sqrt(d), which makes the noise about as long as vectors of length 1."""
 
     scale: float = field(default=0.0, metadata=at_least(0))
     steps: int = field(default=20, metadata=at_least(1))  # of Euler's method
-    labels: Labels = "global-dp"
 
 
 def build(setting: Setting, _: Site) -> ConditionalFlow:
@@ -64,7 +63,7 @@ def make(setting: Setting, options: Options) -> Method:
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways={"flow": Pathway({"e": (width,)}, generate, "noise, y -> x along a flow", ("flow",), labelled=True)},
     )
-    return with_labels(method, setting, options.labels)
+    return with_labels(method, setting, options)
 
 
 RECIPE = Recipe(

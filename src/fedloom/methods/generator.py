@@ -48,9 +48,14 @@ class Generator:
 
     @property
     def label_shares(self) -> Tensor:
-        """How frequent each class is among samples: as the silos' noisy counts say, else all alike."""
+        """How frequent each class is among samples: as the silos' noisy counts say, else all alike; tempered."""
         alike = torch.full((len(self.classes),), 1.0 / len(self.classes), dtype=torch.float64)
-        return self.server.memory.get(LABEL_SHARES, alike)
+        return self.tempered(self.server.memory.get(LABEL_SHARES, alike))
+
+    def tempered(self, shares: Tensor) -> Tensor:
+        """Shares to the power of ``method.label_exponent``: 1 leaves them, 0 makes those above 0 equal."""
+        powers = torch.where(shares > 0, shares**self.method.label_exponent, 0.0)
+        return powers / powers.sum()
 
     def labels(self, count: int, *, seed: int = 0, shares: Tensor | None = None) -> Tensor:
         """``count`` classes by their number, drawn from ``shares`` or from those of the samples."""

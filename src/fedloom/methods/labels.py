@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedloom.config import portion
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
@@ -24,6 +25,23 @@ Labels = Literal["global-dp", "uniform", "local"]  # of synthetic records: as no
 COUNTS = "class-counts"
 SHARE = 0.02  # of the budget
 SMALLEST_SHARE = 0.05  # of an equal one: no class disappears because of noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemperedLabels:
+    """``label_exponent`` flattens a long tail of classes among samples: 1 leaves the label shares, 0 makes them equal.
+
+    It looks at nothing but shares that were released already, so it costs nothing.
+    """
+
+    label_exponent: float = field(default=1.0, metadata=portion())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(TemperedLabels):
+    """Where label shares come from, too."""
+
+    labels: Labels = "global-dp"
 
 
 @dataclass(frozen=True)
@@ -60,9 +78,10 @@ class WithLabelShares:
         return replace(after, memory={**after.memory, LABEL_SHARES: positive / positive.sum()})
 
 
-def with_labels(method: Method, setting: Setting, labels: Labels) -> Method:
+def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Method:
     """The method, sending class counts once where synthetic labels shall follow them."""
-    if labels != "global-dp":
+    method = replace(method, label_exponent=options.label_exponent)
+    if options.labels != "global-dp":
         return method
     count = len(setting.classes)
     what = "one count of each class, to one of which a record adds 1"

@@ -19,7 +19,7 @@ from fedloom.config import above
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Pathway, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
-from fedloom.methods.labels import require_vectors
+from fedloom.methods.labels import TemperedLabels, require_vectors
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
@@ -32,7 +32,7 @@ MOMENTS = "moments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(TemperedLabels):
     """The two weights divide the budget between class sums (1), products and counts."""
 
     radius: float = field(default=1.0, metadata=above(0))
@@ -108,6 +108,7 @@ def make(setting: Setting, options: Options) -> Method:
         server_step=MomentsStep(width, how),
         pathways={"class": Pathway({"e": (width,)}, from_class, "e ~ N(0, I), y -> x", ("decoder",), labelled=True)},
         releases=(Release(payload, BoundedSum(how, how.bound), share=1.0),),
+        label_exponent=options.label_exponent,
     )
 
 

@@ -20,6 +20,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods import moments
 from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
+from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
@@ -31,7 +32,7 @@ CENTRE, GRADIENT = "centre", "gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(TemperedLabels):
     """``radius`` is that about the centre; ``clip`` bounds one record's gradient, in radii."""
 
     radius: float = field(default=0.8, metadata=above(0))
@@ -89,7 +90,7 @@ def make(setting: Setting, options: Options) -> Method:
     """Three kinds of releases, and no phases."""
     if setting.config.rounds < 3 or setting.config.participation.rate < 1:
         raise ConfigError("method 'refined_moments' needs rounds of at least 3 and participation.rate = 1")
-    plain = moments.make(setting, moments.Options(radius=options.radius))
+    plain = moments.make(setting, moments.Options(radius=options.radius, label_exponent=options.label_exponent))
     (sent,), width, classes = plain.releases, setting.shape[0], len(setting.classes)
     shapes = {"weights": (classes, width), "bias": (classes,)}
     centre = payload_of_sums(CENTRE, "the sum of all records, once", {"sum": (width,)})
