@@ -23,6 +23,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"engines", "evaluation", "reports", "release"},
     {"experiment", "embedding"},
     {"sweep", "deployment", "audit", "downstream"},
+    {"reproduction"},
     {"cli", "studio", "__main__"},
 )
 BESIDE = {("objectives", "models"), ("__main__", "cli")}  # the only imports between rooms of one layer

@@ -34,6 +34,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning, RunFolderError, unknown
 from fedloom.experiment import Experiment, Life, Observer, file_name, live_together, resume, train
 from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation
 from fedloom.runs.files import digest, explained, write_atomically
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
@@ -108,14 +109,18 @@ def run_sweep(
     federations = Federations()
     for packed in packs_of(trials, out, pack, federations):
         with observe(packed) as observer:
-            if len(packed) > 1:
-                _train_together(packed, out, observer, federations)
-            # What ended in a pack is only read here; what it left unfinished goes on alone.
-            for trial in packed:
-                outcomes[trial.name] = _outcome(trial, out / trial.name, observer)
+            outcomes |= train_pack(packed, out, observer, federations)
         record = {trial.name: asdict(outcomes[trial.name]) for trial in trials if trial.name in outcomes}
         write_atomically(out / "sweep.json", json.dumps({"trials": record}, indent=2).encode())
     return {trial.name: outcomes[trial.name] for trial in trials}
+
+
+def train_pack(trials: Sequence[Trial], out: Path, observer: Observer, federations: Federations) -> dict[str, Outcome]:
+    """Run or resume trials in one program, as far as that goes."""
+    if len(trials) > 1:
+        _train_together(trials, out, observer, federations)
+    # What ended in a pack is only read here; what it left unfinished goes on alone.
+    return {trial.name: _outcome(trial, out / trial.name, observer) for trial in trials}
 
 
 def packs_of(trials: Sequence[Trial], out: Path, pack: Pack, federations: Federations) -> list[list[Trial]]:
@@ -157,10 +162,13 @@ class Federations:
     def __init__(self) -> None:
         self._built = functools.lru_cache(maxsize=KEPT_FEDERATIONS)(build_federation)
 
+    def data(self, config: Config) -> Federation:
+        """A trial's records, in silos; the experiment pools them where the layout is centralised."""
+        return self._built(replace(config.data, layout="federated"), Streams(config.seed))
+
     def experiment(self, config: Config) -> Experiment:
         """A trial's experiment."""
-        data = replace(config.data, layout="federated")  # pooled by the experiment where the layout is centralised
-        return Experiment.of(config, self._built(data, Streams(config.seed)))
+        return Experiment.of(config, self.data(config))
 
 
 def _train_together(trials: Sequence[Trial], out: Path, observer: Observer, federations: Federations) -> None:

@@ -106,7 +106,7 @@ def test_every_key_says_what_was_computed(metric: str, evaluation: Evaluation) -
 
 def test_no_metric_is_forgotten() -> None:
     of_vectors = {"utility", "sliced-wasserstein", "class-variance", "posterior", "gradients"}  # tests/downstream
-    assert set(METRICS) == set(KEYS) | of_vectors | {"cost", "inception-score", "frechet-paper"}
+    assert set(METRICS) == set(KEYS) | of_vectors | {"cost", "inception-score", "frechet-paper", "pathways"}
 
 
 class Counting(Backbone):
@@ -168,6 +168,19 @@ def test_distances_compare_equal_numbers_of_held_out_records_and_samples(evaluat
         expected = frechet_distance(Moments.of(real[1]), Moments.of(kind[1]))
         assert found[f"{key}/pixels/n{COUNT}/group=fashion-mnist"] == pytest.approx(expected, rel=1e-5)
     assert found[f"kernel/pixels/n{COUNT}/group=mnist"] == kernel_distance(real[0], samples[0])
+
+
+def test_distances_of_the_other_ways_to_generate(evaluation: Evaluation, tmp_path: Path) -> None:
+    assert measured("pathways", evaluation) == {}  # a flat VAE has one way alone
+    two_levels = train(tiny_config("method.prior=wave", "method.hierarchy=true", "rounds=1"), tmp_path / "run")
+    _, two = two_levels.evaluation(settings=SETTINGS)
+    found = measured("pathways", two)
+    assert set(found) == parts("frechet", "pixels-z1") | parts("frechet", "pixels-roundtrip")
+    images = two.generator.sample(COUNT, group="mnist", seed=1, pathway="roundtrip").flatten(1)
+    real = as_float(two.real.held_out["mnist"].x).flatten(1)
+    expected = frechet_distance(Moments.of(real), Moments.of(images))
+    key = f"frechet/pixels-roundtrip/n{COUNT}/group=mnist"
+    assert found[key] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_single_group_is_not_told_from_others(tmp_path: Path) -> None:

@@ -20,16 +20,18 @@ from fedloom.cli import (
     ledger,
     release,
     reporting,
+    reproducing,
     sampling,
+    studio,
     sweeping,
     training,
 )
-from fedloom.cli.output import Commands
+from fedloom.cli.output import Commands, more
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    suggest_commands=False,  # click does it too
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated generative modelling: silos learn generators together; their data stay at home.",
@@ -51,23 +53,25 @@ def options(
     """Options that stand before any command."""
 
 
-app.command("run")(training.run)
-app.command("resume")(training.resume)
-app.command("sample")(sampling.sample)
-app.command("inspect")(inspection.inspect)
-app.command("ledger")(ledger.ledger)
-app.command("evaluate")(evaluation.evaluate)
-app.command("downstream")(downstream.downstream)
-app.command("audit")(auditing.audit)
-app.command("compare")(comparison.compare)
-app.command("sweep")(sweeping.sweep)
-app.command("report")(reporting.report)
-app.command("synthesize")(release.synthesize)
-app.command("export")(release.export)
-app.command("embed")(embedding.embed)
-app.command("list")(catalogue.list_names)
-app.add_typer(data.app, name="data")
-app.add_typer(federation.app, name="federation")
+app.command("run", epilog=more("reference/configuration.md"))(training.run)
+app.command("resume", epilog=more("reference/files.md"))(training.resume)
+app.command("sample", epilog=more("tutorial.md"))(sampling.sample)
+app.command("inspect", epilog=more("tutorial.md"))(inspection.inspect)
+app.command("ledger", epilog=more("privacy.md"))(ledger.ledger)
+app.command("evaluate", epilog=more("evaluation.md"))(evaluation.evaluate)
+app.command("downstream", epilog=more("dp-cvae.md"))(downstream.downstream)
+app.command("audit", epilog=more("privacy.md"))(auditing.audit)
+app.command("compare", epilog=more("evaluation.md"))(comparison.compare)
+app.command("sweep", epilog=more("evaluation.md"))(sweeping.sweep)
+app.command("reproduce", epilog=more("reproduction.md"))(reproducing.reproduce)
+app.command("report", epilog=more("how-to/report.md"))(reporting.report)
+app.command("synthesize", epilog=more("release.md"))(release.synthesize)
+app.command("export", epilog=more("release.md"))(release.export)
+app.command("studio", epilog=more("studio.md"))(studio.studio)
+app.command("embed", epilog=more("dp-cvae.md"))(embedding.embed)
+app.command("list", epilog=more("reference/catalogue.md"))(catalogue.list_names)
+app.add_typer(data.app, name="data", epilog=more("how-to/own-data.md"))
+app.add_typer(federation.app, name="federation", epilog=more("deployment.md"))
 
 
 def main() -> None:

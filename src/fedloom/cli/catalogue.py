@@ -25,6 +25,7 @@ class Kind(StrEnum):
     NETWORKS = "networks"
     PRIORS = "priors"
     METRICS = "metrics"
+    TABLES = "tables"
 
 
 def _methods() -> dict[str, str]:
@@ -73,6 +74,12 @@ def _metrics() -> dict[str, str]:
     return {name: (metric.__doc__ or "").strip() for name, metric in METRICS.items()}
 
 
+def _tables() -> dict[str, str]:
+    from fedloom.reproduction.tables import load_table, table_names
+
+    return {name: load_table(name).title for name in table_names()}
+
+
 LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.METHODS: _methods,
     Kind.PRESETS: _presets,
@@ -81,6 +88,7 @@ LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.NETWORKS: _networks,
     Kind.PRIORS: _priors,
     Kind.METRICS: _metrics,
+    Kind.TABLES: _tables,
 }
 
 

@@ -121,6 +121,21 @@ def paper_frechet(evaluation: Evaluation) -> Values:
     return {metric_key("frechet", f"paper-{evaluation.backbone}", len(fifth)): distance}
 
 
+def pathway_frechet(evaluation: Evaluation) -> Values:
+    """The Frechet distance of samples along every way to generate but the first, which is that of ``frechet``."""
+    found, real = {}, evaluation.real
+    for pathway in evaluation.generator.pathways[1:]:
+        features = [
+            real.extractor.features(evaluation.sample(group, pathway)[: len(table)])
+            for group, table in real.held_out.items()
+        ]
+        whole = dict(zip((None, *evaluation.groups), (torch.cat(features), *features), strict=True))
+        for group, part in whole.items():
+            key = metric_key("frechet", f"{evaluation.backbone}-{pathway}", len(part), group)
+            found[key] = frechet_distance(real.moments[group], Moments.of(part))
+    return found
+
+
 def _held_out_features(evaluation: Evaluation, vae: Autoencoder) -> Tensor:
     """The real features that stand beside a silo's reconstructions, group after group as there."""
     groups = torch.unique(vae.held_out.group).tolist()
@@ -321,6 +336,7 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "spread": pixel_spread,
     "frechet": frechet,
     "frechet-paper": paper_frechet,
+    "pathways": pathway_frechet,
     "kernel": kernel,
     "inception-score": backbone_score,
     "manifold": manifold,
@@ -337,7 +353,7 @@ METRICS: dict[str, Callable[[Evaluation], Values]] = {
     "cost": cost,
 }
 OF_LABELS = {"utility", "class-variance"}
-ON_FEATURES = {"frechet", "frechet-paper", "kernel", "inception-score", "manifold"}
+ON_FEATURES = {"frechet", "frechet-paper", "pathways", "kernel", "inception-score", "manifold"}
 OF_SAMPLES = {"domain", "classes", "spread", "memorisation", "sliced-wasserstein", *OF_LABELS, *ON_FEATURES}
 NO_SAMPLES = "what it takes to generate images of every group never reached the server"
 

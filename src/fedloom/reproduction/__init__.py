@@ -1,0 +1,1 @@
+"""The papers' tables, obtained beside published: declared as data, run as sweeps, rendered from result files alone."""

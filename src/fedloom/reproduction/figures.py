@@ -1,0 +1,67 @@
+"""Pictures of samples, the rows of a part side by side; each run is put at its row's place when it has ended."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from fedloom.experiment import Run
+from fedloom.reproduction.tables import Part, identity, load_table, table_names
+from fedloom.runs.files import explained, write_atomically
+
+ACROSS = 3  # rows of a table beside each other
+GAP, TITLE = 10, 14  # pixels
+EMPTY = 255
+
+
+def figure_path(paper: Path, part: Part) -> Path:
+    """Where a part's picture lies."""
+    return paper / "figures" / part.figure
+
+
+def add_to_figures(run: Run, run_identity: str, paper: Path) -> None:
+    """Put the samples of a first seed into the pictures of all parts that it is a row of."""
+    if run.config.seed != 0 or run.folder.status["state"] != "finished":
+        return
+    grids = sorted(run.folder.samples_of(run.folder.rounds_done).glob("*.png"))
+    if not grids:
+        return
+    for name in table_names():
+        if name.partition("/")[0] != paper.name:
+            continue
+        for part in load_table(name).parts:
+            for place, row in enumerate(part.rows):
+                if part.figure and identity(row.config(0)) == run_identity:
+                    _put(figure_path(paper, part), [row.name for row in part.rows], place, grids)
+
+
+def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
+    panels = [Image.open(grid).convert("RGB") for grid in grids]
+    width = sum(panel.width for panel in panels) + GAP
+    height = max(panel.height for panel in panels) + TITLE + GAP
+    lines = -(-len(names) // ACROSS)
+    size = min(ACROSS, len(names)) * width, lines * height
+    sheet = Image.new("RGB", size, (EMPTY, EMPTY, EMPTY))
+    if path.is_file():
+        with Image.open(path) as before:
+            if before.size == size:
+                sheet.paste(before)
+    line, column = divmod(place, ACROSS)
+    left, top = column * width, line * height
+    ImageDraw.Draw(sheet).rectangle((left, top, left + width - 1, top + height - 1), fill=(EMPTY, EMPTY, EMPTY))
+    ImageDraw.Draw(sheet).text((left + 2, top + 1), names[place], fill=(0, 0, 0))
+    for panel in panels:
+        sheet.paste(panel, (left, top + TITLE))
+        left += panel.width
+    buffer = io.BytesIO()
+    sheet.convert("L" if _grey(sheet) else "RGB").save(buffer, format="PNG", optimize=True)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, buffer.getvalue())
+
+
+def _grey(image: Image.Image) -> bool:
+    red, green, blue = image.split()
+    return red.tobytes() == green.tobytes() == blue.tobytes()

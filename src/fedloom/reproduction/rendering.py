@@ -1,0 +1,184 @@
+"""Tables as Markdown, from declarations and result files alone, put between two marks of a paper's README."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import mean, stdev
+
+from fedloom.errors import ConfigError
+from fedloom.reproduction.figures import figure_path
+from fedloom.reproduction.results import Result, Results
+from fedloom.reproduction.tables import Column, Part, Row, Table, identity, load_table
+from fedloom.runs.files import write_atomically
+
+NOTHING = "-"
+DIVERGES = "diverges"
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines between which a table stands."""
+    return f"<!-- fedloom reproduce {name} -->", f"<!-- end of {name} -->"
+
+
+def check_readme(paper: Path, table: Table) -> str:
+    """A paper's README, which must have a place for the table."""
+    path, (start, end) = paper / "README.md", marks(table.name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; --papers names the folder of all papers") from error
+    if start not in text or end not in text:
+        raise ConfigError(f"{path} has no place for '{table.name}': write the lines '{start}' and '{end}' there")
+    return text
+
+
+def render_readme(paper: Path, tables: Sequence[Table]) -> bool:
+    """Put tables into a paper's README; says whether the file has changed."""
+    results, changed = Results.read(paper / "results"), False
+    for table in tables:
+        before = check_readme(paper, table)
+        start, end = marks(table.name)
+        head, _, rest = before.partition(start)
+        text = f"{head}{start}\n\n{render(table, results, paper)}\n{end}{rest.partition(end)[2]}"
+        if text != before:
+            write_atomically(paper / "README.md", text.encode())
+            changed = True
+    return changed
+
+
+def render(table: Table, results: Results, paper: Path) -> str:
+    """All parts of a table."""
+    return "\n".join(line for part in table.parts for line in _part(table, part, results, paper))
+
+
+def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:
+    lines = [Line(table, row, results.of(identity(row.config(0)))) for row in part.rows]
+    columns = [c for c in table.columns if not c.optional or any(line.values(c) for line in lines)]
+    ratios = _ratios(table, part, results)
+    headers = ["row", *(column.title for column in columns), *(ratio.title for ratio in ratios)]
+    yield from (f"**{part.title}**", "")
+    if part.about:
+        yield from (part.about, "")
+    yield _cells([*headers, "seeds", "seconds a run", "preset"])
+    yield "|" + "---|" * (len(headers) + 3)
+    for line in lines:
+        shares = [ratio.cell(line) for ratio in ratios]
+        tail = [line.seeds, line.seconds, f"`{' '.join((line.row.preset, *line.row.overrides))}`"]
+        yield _cells([line.row.name, *(line.cell(column) for column in columns), *shares, *tail])
+    yield ""
+    if order := _order(table, lines):
+        yield from (f"- {sentence}" for sentence in order)
+        yield ""
+    done = [result for line in lines for result in line.results]
+    if done:
+        machines = Counter(f"{result.device}, torch {result.versions['torch']}" for result in done)
+        yield "Measured on " + "; ".join(f"{name} ({count} runs)" for name, count in machines.items()) + "."
+        yield ""
+    if part.figure and figure_path(paper, part).is_file():
+        yield from (f"![samples of each row: {part.title}](figures/{part.figure})", "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with its results."""
+
+    table: Table
+    row: Row
+    results: Sequence[Result]
+
+    @property
+    def seeds(self) -> str:
+        """How many repetitions there are."""
+        return str(len(self.results)) if self.results else NOTHING
+
+    @property
+    def seconds(self) -> str:
+        """Of a run, training and measuring, in the mean."""
+        spent = [sum(result.seconds.values()) for result in self.results]
+        return f"{mean(spent):.0f}" if spent else NOTHING
+
+    def values(self, column: Column) -> list[float]:
+        """What runs of this row have in a column that is measured."""
+        found = (value_of(result, column.metric) for result in self.results if result.state == "finished")
+        return [column.scale * value for value in found if value is not None]
+
+    def cell(self, column: Column) -> str:
+        """The published value, or mean and standard deviation over seeds."""
+        if column.published:
+            value = self.row.published.get(column.published, NOTHING)
+            return value if isinstance(value, str) else f"{value:.{column.digits}f}"
+        values = self.values(column)
+        if not values:
+            return DIVERGES if self.results and all(r.state == "diverged" for r in self.results) else NOTHING
+        spread = f" ± {stdev(values):.{column.digits}f}" if len(values) > 1 else ""
+        return f"{mean(values):.{column.digits}f}{spread}"
+
+    def number(self, column: Column) -> float | None:
+        """The published value or the mean, where there is one."""
+        if column.published:
+            value = self.row.published.get(column.published)
+            return value if isinstance(value, int | float) else None
+        values = self.values(column)
+        return mean(values) if values else None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A column over the value of the reference row."""
+
+    column: Column
+    reference: Line
+
+    @property
+    def title(self) -> str:
+        """Of the column that it makes."""
+        return f"{self.column.title} over that of {self.reference.row.name}"
+
+    def cell(self, line: Line) -> str:
+        """With two digits."""
+        value, whole = line.number(self.column), self.reference.number(self.column)
+        return NOTHING if value is None or not whole else f"{value / whole:.2f}"
+
+
+def _ratios(table: Table, part: Part, results: Results) -> list[Ratio]:
+    if not part.reference.row:
+        return []
+    other = load_table(part.reference.table) if part.reference.table else table
+    (row,) = other.chosen([part.reference.row])
+    reference = Line(other, row, results.of(identity(row.config(0))))
+    return [Ratio(table.column(title), reference) for title in table.compared]
+
+
+def _order(table: Table, lines: Sequence[Line]) -> list[str]:
+    """Rows that have both compared values, by each of them."""
+    columns = [table.column(title) for title in table.compared]
+    both = [line for line in lines if all(line.number(column) is not None for column in columns)]
+    if len(both) < 2:
+        return []
+    return [
+        f"Order by {column.title}: " + " < ".join(line.row.name for line in _sorted(both, column)) + "."
+        for column in columns
+    ]
+
+
+def _sorted(lines: Sequence[Line], column: Column) -> list[Line]:
+    return sorted(lines, key=lambda line: line.number(column) or 0.0)
+
+
+def value_of(result: Result, pattern: str) -> float | None:
+    """The first metric whose key fits, segment by segment."""
+    wanted = pattern.split("/")
+    for key, value in result.metrics.items():
+        segments = key.split("/")
+        if len(segments) == len(wanted) and all(map(fnmatchcase, segments, wanted)):
+            return value
+    return None
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(re.sub(r"\|", r"\\|", text) for text in texts) + " |"

@@ -1,0 +1,169 @@
+"""What a table of a paper consists of: rows that are presets, columns that are published or measured values.
+
+A table is a TOML file in this package, ``tables/<paper>/<table>.toml``. Every part of it becomes a table of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom.config import Config, EvaluationConfig, load_config, parse
+from fedloom.errors import ConfigError, unknown
+
+TABLES = Path(__file__).parent / "tables"
+ELSEWHERE = "data.path and settings of engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A published value by its name, or a measured one by its key, in which ``*`` stands for any part of a segment."""
+
+    title: str = ""
+    published: str = ""
+    metric: str = ""
+    scale: float = 1.0
+    digits: int = 2
+    optional: bool = False  # left out where no result has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A preset with changes, and what the paper says of it."""
+
+    id: str = ""  # its path within the table, such as mixed-mnist/federated/d
+    name: str = ""
+    preset: str = ""
+    overrides: tuple[str, ...] = ()
+    published: dict[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()  # beside those of the table
+
+    def config(self, seed: int, more: Sequence[str] = ()) -> Config:
+        """The experiment; ``more`` may say where data lie and where it runs, not what is learned."""
+        config = load_config(self.preset, [*self.overrides, f"seed={seed}", *more])
+        if more and identity(config) != identity(load_config(self.preset, [*self.overrides, f"seed={seed}"])):
+            raise ConfigError(
+                f"{' '.join(more)} would make another experiment of row '{self.id}'; allowed here are {ELSEWHERE}"
+            )
+        return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The row that others are compared with in ratio."""
+
+    table: str = ""
+    row: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Rows that stand together."""
+
+    title: str = ""
+    about: str = ""
+    rows: tuple[Row, ...] = ()
+    reference: Reference = field(default_factory=Reference)
+    figure: str = ""  # a picture of the samples of all rows, beside the results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Everything about a table but its results."""
+
+    name: str = ""
+    title: str = ""
+    columns: tuple[Column, ...] = ()
+    parts: tuple[Part, ...] = ()
+    evaluation: dict[str, Any] = field(default_factory=dict)  # on top of the presets' own
+    downstream: bool = False  # heads and mixtures are measured as well
+    compared: tuple[str, ...] = ()  # titles of two columns, published and measured, to be compared in order and ratio
+
+    @property
+    def paper(self) -> str:
+        """The folder under papers/."""
+        return self.name.partition("/")[0]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Of all parts."""
+        return tuple(row for part in self.parts for row in part.rows)
+
+    def chosen(self, wanted: Sequence[str]) -> tuple[Row, ...]:
+        """Rows by their ids or by the beginning of their ids; all of them where nothing is asked for."""
+        for name in wanted:
+            if not any(_begins(row.id, name) for row in self.rows):
+                raise ConfigError(f"{self.name}: " + unknown("row", name, (row.id for row in self.rows)))
+        return tuple(row for row in self.rows if not wanted or any(_begins(row.id, name) for name in wanted))
+
+    def settings(self, row: Row, config: Config) -> EvaluationConfig:
+        """How a row is measured."""
+        mapping = {**asdict(config.evaluation), **self.evaluation}
+        mapping["metrics"] = [*mapping["metrics"], *row.metrics]
+        return parse(EvaluationConfig, mapping, f"{self.name}: evaluation")
+
+    def column(self, title: str) -> Column:
+        """A column by its title."""
+        return next(column for column in self.columns if column.title == title)
+
+
+def table_names() -> list[str]:
+    """Every table that can be reproduced, such as ``fissionvae/table1``."""
+    return sorted(str(path.relative_to(TABLES).with_suffix("")) for path in TABLES.rglob("*.toml"))
+
+
+def load_table(name: str) -> Table:
+    """A table by its name."""
+    if name not in table_names():
+        raise ConfigError(unknown("table", name, table_names()))
+    path = TABLES / f"{name}.toml"
+    table = parse(Table, {"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+    _check(table)
+    return table
+
+
+def identity(config: Config) -> str:
+    """What a run is, whatever its seed: a hash of the settings that are not at their defaults.
+
+    Where it runs, where its data lie and how it is measured afterwards do not matter; settings that are added to
+    fedloom later do not change it.
+    """
+    plain = replace(config, seed=0, evaluation=EvaluationConfig(), data=replace(config.data, path=""))
+    settings = plain.to_mapping()
+    del settings["name"], settings["engine"]
+    told = _without(settings, Config().to_mapping())
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _without(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if inner := _without(value, default):
+                found[key] = inner
+        elif value != default:
+            found[key] = value
+    return found
+
+
+def _begins(path: str, beginning: str) -> bool:
+    return path == beginning or path.startswith(beginning.rstrip("/") + "/")
+
+
+def _check(table: Table) -> None:
+    """Refuse a declaration that could not be rendered."""
+    ids = [row.id for row in table.rows]
+    if len(set(ids)) != len(ids) or not all(ids):
+        raise ConfigError(f"{table.name}: every row needs an id of its own")
+    for column in table.columns:
+        if not column.title or bool(column.published) == bool(column.metric):
+            raise ConfigError(f"{table.name}: column '{column.title}' needs a title, and either published or metric")
+    for title in table.compared:
+        if title not in (column.title for column in table.columns):
+            raise ConfigError(f"{table.name}: compared: " + unknown("column", title, (c.title for c in table.columns)))

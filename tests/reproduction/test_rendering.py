@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import re
+from itertools import chain
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from fedloom.errors import ConfigError
+from fedloom.reproduction.rendering import check_readme, marks, render_readme
+from fedloom.reproduction.results import Results
+from fedloom.reproduction.tables import TABLES, Table, identity, load_table, table_names
+
+PAPERS = Path(__file__).parents[2] / "papers"
+FACTS: dict[str, Any] = {
+    "preset": "demo",
+    "overrides": [],
+    "reason": "",
+    "rounds": 1,
+    "measured": ["spread"],
+    "engine": "reference",
+    "state": "finished",
+    "device": "CPU",
+    "versions": {"torch": "2"},
+    "seconds": {"training": 2.0, "measuring": 1.0},
+}
+
+
+def put(paper: Path, row: str, seed: int, value: float, **changes: Any) -> None:
+    """A result file by hand."""
+    (declared,) = load_table("tiny/table1").chosen([row])
+    metrics = {"spread/pixels/n30/group=fashion-mnist": 9.0, "spread/pixels/n30/group=mnist": value}
+    facts = {"row": row, "config": identity(declared.config(0)), "seed": seed, "metrics": metrics}
+    path = paper / "results" / f"{row.replace('/', '-')}-{seed}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**FACTS, **facts, **changes}))
+
+
+def rendered(paper: Path) -> str:
+    render_readme(paper, [load_table("tiny/table1")])
+    return (paper / "README.md").read_text(encoding="utf-8")
+
+
+def test_means_deviations_ratios_and_order(paper: Path) -> None:
+    put(paper, "first/fedvae", 0, 0.5)
+    for seed, value in enumerate((0.1, 0.2, 0.6)):
+        put(paper, "first/d", seed, value)
+    text = rendered(paper)
+    assert text.startswith("# Tiny\n\n<!-- fedloom reproduce tiny/table1 -->")
+    assert text.endswith("<!-- end of tiny/table1 -->\n\nafter\n")
+    assert "old" not in text
+    over = "over that of FedVAE"
+    headers = f"| row | FID, published | distance | FID, published {over} | distance {over} | seeds | seconds a run |"
+    assert headers in text
+    assert "| FedVAE | 120.00 | 0.5000 | 1.00 | 1.00 | 1 | 3 |" in text
+    assert "| +D | 30.00 | 0.3000 ± 0.2646 | 0.25 | 0.60 | 3 | 3 |" in text
+    assert "| +D again | diverges | 0.3000 ± 0.2646 | 3 | 3 |" in text  # one experiment, two rows
+    assert "- Order by FID, published: +D < FedVAE." in text
+    assert "- Order by distance: +D < FedVAE." in text
+    assert "the standard FID" not in text  # nobody has it
+    assert "Measured on CPU, torch 2 (4 runs)." in text
+    assert rendered(paper) == text
+
+
+def test_a_run_that_diverged_is_no_number(paper: Path) -> None:
+    put(paper, "first/d", 0, 0.1, state="diverged", metrics={})
+    assert "| +D | 30.00 | diverges | 0.25 | - | 1 | 3 |" in rendered(paper)
+    put(paper, "first/d", 1, 0.4)
+    assert "| +D | 30.00 | 0.4000 |" in rendered(paper)
+
+
+def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:
+    (paper / "README.md").write_text("nothing")
+    table = load_table("tiny/table1")
+    with pytest.raises(ConfigError, match="has no place for 'tiny/table1': write the lines '<!-- fedloom reproduce"):
+        check_readme(paper, table)
+    with pytest.raises(ConfigError, match="--papers names the folder"):
+        check_readme(paper / "elsewhere", table)
+
+
+def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
+    """Every number that may stand in a table, straight from its declaration and the files."""
+    files = [json.loads(path.read_text()) for path in (paper / "results").rglob("*.json")]
+    allowed: set[str] = set()
+    means: dict[str, dict[str, float]] = {}  # column -> row -> value
+    rows = list(table.rows)
+    for part in table.parts:
+        if part.reference.table:
+            rows += load_table(part.reference.table).chosen([part.reference.row])
+    for row in rows:
+        runs = [file for file in files if file["config"] == identity(row.config(0))]
+        if runs:
+            allowed |= {str(len(runs)), f"{mean(sum(run['seconds'].values()) for run in runs):.0f}"}
+        for column in table.columns:
+            if column.published:
+                value = row.published.get(column.published)
+                if isinstance(value, int | float):
+                    allowed.add(f"{value:.{column.digits}f}")
+                    means.setdefault(column.title, {})[row.id] = value
+                continue
+            pattern = re.compile(re.escape(column.metric).replace(r"\*", "[^/]*"))
+            found = (next((v for k, v in run["metrics"].items() if pattern.fullmatch(k)), None) for run in runs)
+            values = [column.scale * value for value in found if value is not None]
+            if values:
+                allowed.add(f"{mean(values):.{column.digits}f}")
+                means.setdefault(column.title, {})[row.id] = mean(values)
+            if len(values) > 1:
+                allowed.add(f"{stdev(values):.{column.digits}f}")
+    shares = (
+        {f"{one / other:.2f}" for one in found.values() for other in found.values() if other}
+        for title, found in means.items()
+        if title in table.compared
+    )
+    return allowed.union(*shares)
+
+
+def numbers_in(text: str) -> list[str]:
+    """The cells of tables between a table's marks, but for names of rows and presets."""
+    cells = (line.strip("|").split("|")[1:-1] for line in text.splitlines() if line.startswith("| "))
+    return [number for cell in chain(*cells) for number in re.findall(r"-?\d+(?:\.\d+)?", cell)]
+
+
+def body_of(name: str, paper: Path) -> str:
+    start, end = marks(name)
+    text = (paper / "README.md").read_text(encoding="utf-8")
+    body = text.partition(start)[2].partition(end)[0]
+    return "\n".join(line for line in body.splitlines() if not line.startswith("| row |"))
+
+
+PLACED = [
+    name
+    for name in table_names()
+    if marks(name)[0] in (PAPERS / name.partition("/")[0] / "README.md").read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_every_number_of_a_papers_table_comes_from_a_result_file(name: str) -> None:
+    paper, table = PAPERS / name.partition("/")[0], load_table(name)
+    written = numbers_in(body_of(name, paper))
+    assert written
+    assert set(written) <= numbers_that_results_give(table, paper)
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_papers_readme_is_what_its_results_render(name: str, tmp_path: Path) -> None:
+    paper = PAPERS / name.partition("/")[0]
+    copy = tmp_path / paper.name
+    copy.mkdir()
+    for part in ("results", "figures"):
+        if (paper / part).exists():
+            (copy / part).symlink_to(paper / part)
+    (copy / "README.md").write_bytes((paper / "README.md").read_bytes())
+    assert not render_readme(copy, [load_table(name)])
+
+
+def test_a_number_from_nowhere_is_found(paper: Path) -> None:
+    put(paper, "first/d", 0, 0.1)
+    rendered(paper)
+    allowed = numbers_that_results_give(load_table("tiny/table1"), paper)
+    assert set(numbers_in(body_of("tiny/table1", paper))) <= allowed
+    readme = paper / "README.md"
+    readme.write_text(readme.read_text().replace("0.1000", "0.0900"))
+    assert set(numbers_in(body_of("tiny/table1", paper))) - allowed == {"0.0900"}
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_of_the_papers_is_sound(name: str) -> None:
+    table = load_table(name)
+    assert table.title
+    assert (PAPERS / table.paper).is_dir()
+    for row in table.rows:
+        table.settings(row, row.config(0))
+    used = {value for row in table.rows for value in row.published}
+    assert used <= {column.published for column in table.columns}
+    for part in table.parts:
+        if part.reference.row:
+            assert len((load_table(part.reference.table or name)).chosen([part.reference.row])) == 1
+
+
+def test_results_belong_to_rows() -> None:
+    known = {identity(row.config(0)) for name in table_names() for row in load_table(name).rows}
+    for paper in {name.partition("/")[0] for name in table_names()}:
+        for result in Results.read(PAPERS / paper / "results").found:
+            assert result.config in known, f"{result.row} is not what its table asks for any more"
+
+
+def test_there_are_tables() -> None:
+    assert TABLES.is_dir()
+    assert {f"fissionvae/table{number}" for number in (1, 2, 3)} <= set(table_names())

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedloom.config import load_config
+from fedloom.errors import ConfigError, DataError, RunFolderError
+from fedloom.experiment import Run, load
+from fedloom.reproduction.figures import figure_path
+from fedloom.reproduction.rendering import render_readme
+from fedloom.reproduction.results import Results
+from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
+from fedloom.reproduction.tables import identity, load_table
+
+MORE = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
+
+
+def tasks(paper: Path, seeds: int = 1, rows: tuple[str, ...] = ()) -> list[Task]:
+    return tasks_of([load_table("tiny/table1")], paper.parent, rows=rows, seeds=seeds, more=MORE)
+
+
+def written(paper: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted((paper / "results" / "table1").iterdir())}
+
+
+def test_every_run_leaves_a_result_and_is_not_run_again(paper: Path, tmp_path: Path) -> None:
+    asked = tasks(paper, seeds=2)
+    assert [task.trial.name for task in asked] == [
+        *("tiny-table1-first-fedvae-seed-0", "tiny-table1-first-d-seed-0"),
+        *("tiny-table1-first-fedvae-seed-1", "tiny-table1-first-d-seed-1"),
+    ]  # the row of the second part is the same experiment
+    outcomes = carry_out(asked, Work(tmp_path / "runs"))
+    assert {outcome.state for outcome in outcomes.values()} == {"finished"}
+    found = written(paper)
+    assert list(found) == [f"first-{row}-seed-{seed}.json" for row in ("d", "fedvae") for seed in (0, 1)]
+    result = json.loads(found["first-d-seed-1.json"])
+    run = load(tmp_path / "runs" / "tiny-table1-first-d-seed-1")
+    assert result["metrics"] == run.folder.latest_metrics()
+    assert set(result["metrics"]) == {f"spread/pixels/n30/group={group}" for group in ("mnist", "fashion-mnist")}
+    assert (result["seed"], result["rounds"], result["state"], result["device"]) == (1, 1, "finished", "CPU")
+    assert (
+        result["config"]
+        == json.loads(found["first-d-seed-0.json"])["config"]
+        != json.loads(found["first-fedvae-seed-0.json"])["config"]
+    )
+    assert set(result["versions"]) == {"fedloom", "python", "torch", "numpy", "safetensors"}
+    assert tasks(paper, seeds=2) == []
+    assert [task.trial.config.seed for task in tasks(paper, seeds=3)] == [2, 2]
+
+
+def test_what_more_is_asked_of_a_run_is_measured_without_training_it_again(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ("first/d",)
+    carry_out(tasks(paper, rows=rows), Work(tmp_path / "runs"))
+    before = json.loads(written(paper)["first-d-seed-0.json"])
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace('["spread"]', '["spread", "frechet"]'))
+    (again,) = tasks(paper, rows=rows)
+    assert again.wanted == ("spread", "frechet")
+    monkeypatch.setattr("fedloom.experiment.make_engine", lambda *_: pytest.fail("trained again"))
+    with pytest.warns(match="Frechet distance"):
+        carry_out([again], Work(tmp_path / "runs"))
+    after = json.loads(written(paper)["first-d-seed-0.json"])
+    assert before["metrics"].items() <= after["metrics"].items()
+    assert "frechet/pixels/n60" in after["metrics"]
+    assert after["measured"] == ["spread", "frechet"]
+
+
+def test_the_network_of_the_standard_fid_is_one_setting_away(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load_table("tiny/table1")
+    (task,) = tasks_of([table], paper.parent, rows=["first/d"], seeds=1, more=MORE, inception="weights.pth")
+    asked = []
+
+    def evaluate(run: object, *, settings: object, **_: object) -> dict[str, float]:
+        asked.append(settings)
+        return {}
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    carry_out([task], Work(tmp_path / "runs", inception="weights.pth"))
+    assert asked == [
+        task.settings,
+        replace(
+            task.settings, metrics=("frechet", "inception-score"), backbone="inception-2015", weights="weights.pth"
+        ),
+    ]
+    assert [t.wanted for t in tasks(paper, rows=("first/d",))] == []  # the house metrics are there now
+
+
+def test_processes_write_the_same_results(paper: Path, tmp_path: Path) -> None:
+    rows = ("first/d",)
+    carry_out(tasks(paper, rows=rows), Work(tmp_path / "alone"))
+    alone = json.loads(written(paper)["first-d-seed-0.json"])["metrics"]
+    (paper / "results" / "table1" / "first-d-seed-0.json").unlink()
+    asked = tasks(paper, rows=rows)
+    assert carry_out(asked, Work(tmp_path / "late"), workers=2, seconds=0.0)[asked[0].trial.name].state == "unfinished"
+    carry_out(asked, Work(tmp_path / "runs"), workers=2)
+    assert json.loads(written(paper)["first-d-seed-0.json"])["metrics"] == alone
+
+
+def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, seeds=2), Work(tmp_path / "runs"))
+    part, *_ = load_table("tiny/table1").parts
+    sheet = Image.open(figure_path(paper, part))
+    grid = Image.open(next((tmp_path / "runs" / "tiny-table1-first-d-seed-0").glob("samples/*/fashion-mnist.png")))
+    place = sheet.width // 2, 14
+    assert sheet.crop((*place, place[0] + grid.width, place[1] + grid.height)).tobytes() == grid.tobytes()
+    assert render_readme(paper, [load_table("tiny/table1")])
+    assert "![samples of each row: first part](figures/first.png)" in (paper / "README.md").read_text()
+
+
+def test_results_that_are_none_are_named(paper: Path) -> None:
+    path = paper / "results" / "table1" / "broken.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"row": "x"}')
+    with pytest.raises(
+        RunFolderError, match=r"broken\.json is not a result file of this version: KeyError\('preset'\)"
+    ):
+        Results.read(paper / "results")
+
+
+@pytest.mark.parametrize("setting", ["rounds=2", "model.latent=5"])
+def test_settings_that_make_another_experiment_are_refused(paper: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} would make another experiment of row 'first/fedvae'"):
+        tasks_of([load_table("tiny/table1")], paper.parent, more=[setting])
+
+
+def test_missing_data_are_said_before_anything_runs(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path / "nothing"))
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace('"demo"', '"fissionvae/mixed-mnist"'))
+    with pytest.raises(DataError, match="mnist"):
+        carry_out(tasks(paper), Work(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_a_run_is_does_not_depend_on_where_it_runs_or_how_it_is_measured() -> None:
+    base = identity(load_config("demo"))
+    for same in ("seed=7", "name=other", "engine.name=fused", "data.path=/elsewhere", "evaluation.samples=3"):
+        assert identity(load_config("demo", [same])) == base
+    for other in ("rounds=1", "method.prior=wave", "data.alpha=0.5", "local.learning_rate=0.5"):
+        assert identity(load_config("demo", [other])) != base
