@@ -26,7 +26,8 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"reproduction"},
     {"cli", "studio", "__main__"},
 )
-BESIDE = {("objectives", "models"), ("__main__", "cli")}  # the only imports between rooms of one layer
+# The only imports between rooms of one layer.
+BESIDE = {("objectives", "models"), ("cli", "studio"), ("__main__", "cli")}
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 METHODS = [

@@ -22,8 +22,8 @@ BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionB
 Films = dict[str, dict[int, str]]  # group -> round -> picture
 
 
-def data_uri(image: Image.Image) -> str:
-    """Grey pictures as PNG, coloured ones as JPEG: the smaller of the two each time."""
+def encoded(image: Image.Image) -> tuple[str, bytes]:
+    """Grey pictures as PNG, coloured ones as JPEG, the smaller of the two each time: media type and content."""
     if image.width > WIDEST:
         image = image.resize((WIDEST, max(1, round(image.height * WIDEST / image.width))), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
@@ -33,7 +33,12 @@ def data_uri(image: Image.Image) -> str:
     else:
         kind = "jpeg"
         image.convert("RGB").save(buffer, format="JPEG", quality=88, subsampling=0)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f"image/{kind}", buffer.getvalue()
+
+
+def data_uri(image: Image.Image) -> str:
+    """A picture as an address that holds it."""
+    return _address(*encoded(image))
 
 
 def grid(images: Tensor, columns: int = 0) -> str:
@@ -49,27 +54,38 @@ class Samples:
     broken: tuple[str, ...]
 
 
-def samples_of(run: Path, groups: tuple[str, ...], budget: int) -> Samples:
-    """Sample grids by group and round; rounds are thinned out evenly until all fit the budget in bytes."""
+def sample_files(run: Path, groups: tuple[str, ...]) -> dict[str, dict[int, Path]]:
+    """The files of sample grids by group and round, of at most ``MOST_ROUNDS`` rounds."""
     folders = {
         int(match[1]): path
         for path in sorted((run / "samples").glob("round-*"))
         if (match := re.fullmatch(r"round-(\d{1,9})", path.name)) and path.is_dir()
     }
-    rounds, broken = thinned(sorted(folders), MOST_ROUNDS), []
-    films: Films = {}
+    found: dict[str, dict[int, Path]] = {}
     names = {_letters(group): group for group in groups}
-    for number in rounds:
+    for number in thinned(sorted(folders), MOST_ROUNDS):
         for file in sorted(folders[number].glob("*.png")):
+            found.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = file
+    order = sorted(found, key=lambda group: (groups.index(group) if group in groups else len(groups), group))
+    return {group: found[group] for group in order}
+
+
+def samples_of(run: Path, groups: tuple[str, ...], budget: int) -> Samples:
+    """Sample grids by group and round; rounds are thinned out evenly until all fit the budget in bytes."""
+    broken, films = [], {}
+    for group, files in sample_files(run, groups).items():
+        film = {}
+        for number, file in files.items():
             try:
-                films.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = picture_of(file)
+                film[number] = picture_of(file)
             except BROKEN_IMAGE:
-                broken.append(f"samples/{folders[number].name}/{file.name}")
+                broken.append(f"samples/{file.parent.name}/{file.name}")
+        films[group] = film
+    rounds = sorted({number for film in films.values() for number in film})
     while len(rounds) > 1 and _size(films) > budget:
         rounds = thinned(rounds, len(rounds) // 2)
         films = {group: {r: uri for r, uri in film.items() if r in rounds} for group, film in films.items()}
-    order = sorted(films, key=lambda group: (groups.index(group) if group in groups else len(groups), group))
-    return Samples({group: films[group] for group in order if films[group]}, tuple(broken))
+    return Samples({group: film for group, film in films.items() if film}, tuple(broken))
 
 
 def thinned(rounds: list[int], most: int) -> list[int]:
@@ -88,10 +104,19 @@ def _letters(name: str) -> str:
 
 def picture_of(file: Path) -> str:
     """A PNG file as a picture."""
+    return _address(*encoded_file(file))
+
+
+def encoded_file(file: Path) -> tuple[str, bytes]:
+    """A PNG file, encoded anew; raises one of ``BROKEN_IMAGE`` where it is none."""
     with Image.open(file, formats=("PNG",)) as image:
         if image.width * image.height > MOST_PIXELS:
             raise ValueError("too many pixels")
-        return data_uri(image)
+        return encoded(image)
+
+
+def _address(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _size(films: Mapping[str, Mapping[int, str]]) -> int:

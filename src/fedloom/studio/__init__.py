@@ -1,0 +1,1 @@
+"""A local web page over a folder of runs: look, compare, explore; it reads and never writes."""

@@ -1,0 +1,236 @@
+"""What the studio answers: pages, their parts, pictures, frames and the stream of changes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from fedloom.errors import ConfigError, FedloomError
+from fedloom.reports.pictures import BROKEN_IMAGE, encoded_file
+from fedloom.runs.images import grid_of
+from fedloom.studio import pages
+from fedloom.studio.catalogue import NotServedError
+from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
+from fedloom.studio.gate import Door, Gate
+from fedloom.studio.studio import MOST_COMPARED, Studio
+from fedloom.studio.watch import MOST_WATCHERS, Watch
+
+ROOM = Path(__file__).parent
+TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Everything that is served as it is, by name: no address is ever turned into a path.
+STATIC = {
+    file.name: file
+    for file in (*(ROOM / "static").iterdir(), *(ROOM.parent / "reports" / name for name in ("page.css", "page.js")))
+    if file.suffix in TYPES
+}
+A_DAY = {"Cache-Control": "private, max-age=86400"}
+
+router = APIRouter()
+
+
+def studio_of(request: Request) -> Studio:
+    """The studio that the application was made for."""
+    found: Studio = request.app.state.studio
+    return found
+
+
+@dataclass(frozen=True)
+class Look:
+    """A view through the generators of one round."""
+
+    explorer: Explorer
+    view: View
+
+
+Name = Annotated[str, Query(max_length=200)]
+Keys = Annotated[list[str], Query(default_factory=list)]
+Here = Annotated[Studio, Depends(studio_of)]
+
+
+def look_of(
+    studio: Here, key: str, round: int, group: Name = "", prior: Name = "", pathway: Name = "", label: Name = ""
+) -> Look:
+    """What the address of a frame says about the view."""
+    explorer = studio.explorer(key, round)
+    return Look(explorer, explorer.settled(View(group, prior, pathway, label)))
+
+
+def values_of(values: Annotated[str, Query(max_length=200)] = "") -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(value) for value in values.split(",")] if values else []
+    except ValueError as error:
+        raise ConfigError(f"values = '{values}' must be numbers with commas between them") from error
+
+
+Looked = Annotated[Look, Depends(look_of)]
+Values = Annotated[list[float], Depends(values_of)]
+
+
+def make_app(studio: Studio, door: Door) -> FastAPI:
+    """The application, behind its gate."""
+    app = FastAPI(title="fedloom studio", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.studio = studio
+    app.include_router(router)
+    app.add_exception_handler(FedloomError, _mistake)
+    app.add_exception_handler(RequestValidationError, _mistake)
+    app.add_exception_handler(HTTPException, _mistake)
+    app.add_middleware(Gate, door=door)
+    return app
+
+
+def _mistake(request: Request, error: Exception) -> Response:
+    """One sentence: a page for people, a line for scripts."""
+    status, sentence = 400, str(error)
+    if isinstance(error, NotServedError):
+        status = 404
+    elif isinstance(error, HTTPException):
+        status, sentence = error.status_code, "there is nothing at this address"
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        sentence = f"{first['loc'][-1]}: {first['msg']}"
+    if "text/html" in request.headers.get("accept", ""):
+        return _html(pages.error_page(sentence), status)
+    return PlainTextResponse(sentence.encode("utf-8", errors="replace"), status)
+
+
+def _html(document: str, status: int = 200) -> HTMLResponse:
+    # A lone half of a surrogate pair, from a hostile name, has no bytes in UTF-8.
+    return HTMLResponse(document.encode("utf-8", errors="replace"), status)
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    """A file of the front end."""
+    if name not in STATIC:
+        raise NotServedError("there is no such file in the studio")
+    return Response(STATIC[name].read_bytes(), media_type=TYPES[STATIC[name].suffix])
+
+
+@router.get("/")
+async def runs(studio: Here) -> Response:
+    """All runs at a glance."""
+    return _html(pages.runs_page(studio.catalogue.root.name, await studio.watch.shared_look()))
+
+
+@router.get("/events")
+async def events(studio: Here, run: Keys) -> Response:
+    """Runs as they change: all, or some by their keys."""
+    if len(run) > MOST_COMPARED or studio.watch.watchers >= MOST_WATCHERS:
+        return PlainTextResponse(f"at most {MOST_WATCHERS} pages may watch, each {MOST_COMPARED} runs or all", 503)
+    return StreamingResponse(_stream(studio.watch, run), media_type="text/event-stream")
+
+
+async def _stream(watch: Watch, keys: Sequence[str]) -> AsyncIterator[str]:
+    async for event in watch.changes(keys):
+        if event is None:
+            yield ": still here\n\n"
+            continue
+        key, sight = event
+        found: dict[str, Any] = {"key": key}
+        if sight is not None:
+            found |= {
+                "stamp": sight.glance.stamp,
+                "state": sight.state,
+                "name": sight.glance.entry.name,
+                "row": pages.run_row(sight),
+                "progress": pages.progress(sight.glance),
+                "mark": pages.state_mark(sight.state),
+            }
+        yield f"event: {'run' if sight else 'gone'}\ndata: {json.dumps(found)}\n\n"
+
+
+@router.get("/compare")
+def compare(studio: Here, run: Keys) -> Response:
+    """Chosen runs side by side."""
+    return _html(pages.compare_page(*studio.compared(run)))
+
+
+@router.get("/compare/body")
+def compare_body(studio: Here, run: Keys) -> Response:
+    """The same, without the frame of the page."""
+    return _html(pages.compare_body(studio.compared(run)[1]))
+
+
+@router.get("/runs/{key}")
+def one_run(studio: Here, key: str) -> Response:
+    """A run's page."""
+    sight = studio.sight(key)
+    return _html(pages.run_page(sight, studio.story(sight)))
+
+
+@router.get("/runs/{key}/body")
+def run_body(studio: Here, key: str) -> Response:
+    """The same, without the frame of the page."""
+    return _html(pages.run_body(studio.story(studio.sight(key))))
+
+
+@router.get("/runs/{key}/samples/{number}/{place}")
+def samples(studio: Here, key: str, number: int, place: int) -> Response:
+    """A grid of samples, encoded anew."""
+    try:
+        kind, content = encoded_file(studio.sample_file(key, number, place))
+    except BROKEN_IMAGE as error:
+        raise NotServedError(f"the picture of round {number} cannot be read") from error
+    return Response(content, media_type=kind, headers=A_DAY)
+
+
+@router.get("/runs/{key}/explore")
+def explore(studio: Here, key: str) -> Response:
+    """The latent explorer."""
+    return _html(pages.explore_page(studio.sight(key), studio.explorer(key)))
+
+
+@router.get("/runs/{key}/{round}/start")
+def start(look: Looked, draw: int = 0) -> Response:
+    """Where a random place lies along the main directions, and how much each of them changes."""
+    directions = look.explorer.directions(look.view)
+    values = look.explorer.coordinates(look.view, draw)
+    return JSONResponse({"values": values, "shares": directions.shares, "size": directions.axes.shape[0]})
+
+
+@router.get("/runs/{key}/{round}/frame")
+def frame(look: Looked, values: Values, draw: int = 0) -> Response:
+    """The image at a place."""
+    return _picture(look.explorer.images(look.view, look.explorer.place(look.view, draw, values).unsqueeze(0)))
+
+
+@router.get("/runs/{key}/{round}/sample")
+def sample(look: Looked, draw: int) -> Response:
+    """The image at a random place."""
+    return _picture(look.explorer.images(look.view, look.explorer.drawn(look.view, draw).unsqueeze(0)))
+
+
+@router.get("/runs/{key}/{round}/atlas")
+def atlas(look: Looked, values: Values, draw: int = 0) -> Response:
+    """Images all over the plane of the first two directions."""
+    return _picture(look.explorer.atlas(look.view, draw, values), ATLAS)
+
+
+@router.get("/runs/{key}/{round}/between")
+def between(look: Looked, first: int, last: int, share: Annotated[float, Query(ge=0, le=1)]) -> Response:
+    """The image on the way from one random place to another."""
+    return _picture(look.explorer.between(look.view, (first, last), torch.tensor([share])))
+
+
+@router.get("/runs/{key}/{round}/strip")
+def strip(look: Looked, first: int, last: int) -> Response:
+    """Several images on that way, side by side."""
+    return _picture(look.explorer.between(look.view, (first, last), torch.linspace(0, 1, STRIP)), STRIP)
+
+
+def _picture(images: Tensor, columns: int = 1) -> Response:
+    buffer = io.BytesIO()
+    grid_of(images, columns, margin=0).save(buffer, format="PNG", compress_level=1)
+    return Response(buffer.getvalue(), media_type="image/png")

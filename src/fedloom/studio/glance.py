@@ -1,0 +1,160 @@
+"""A run in one line: what it is, how far it is, how good it was at best, what it has spent, and whether it lives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fedloom.errors import FedloomError
+from fedloom.privacy.ledger import told
+from fedloom.privacy.summary import NONE
+from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows, uncounted
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.metrics import HIGHER, LOWER, SWAPPED, TRAINING, split_key
+from fedloom.studio.catalogue import Entry, check
+
+SPENT = "privacy/epsilon/max"  # in metrics.jsonl
+PATIENCE, ROUNDS_OF_PATIENCE = 120.0, 4.0  # seconds, or rounds as long as the last, without a sign of life
+# In which order metrics are looked for; the first few that a run has stand in its line.
+HEADLINES = ("frechet", "kernel", "domain-hit", "blend", "utility", "probe", "nll", "precision", "recall")
+MOST_HEADLINES = 2
+# Whatever a round, an evaluation or an end changes.
+SIGNS = (
+    *("run.toml", "metrics.jsonl", "evaluations.jsonl", "silos.jsonl"),
+    *("status.json", "audit.json", "downstream.json", "checkpoints"),
+)
+
+
+@dataclass(frozen=True)
+class Best:
+    """A metric at its best: mean over groups where it is of groups."""
+
+    metric: str
+    value: float
+    round: int
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One run; ``problem`` says why it cannot be read, and then the rest is empty."""
+
+    entry: Entry
+    stamp: str  # changes when anything of the run does
+    changed: float  # when that was, in seconds since the epoch
+    problem: str = ""
+    title: str = ""
+    method: str = ""
+    data: str = ""
+    seed: int = 0
+    rounds_done: int = 0
+    rounds_planned: int = 0
+    seconds: float | None = None  # of the last round
+    best: tuple[Best, ...] = ()
+    privacy: str = ""
+    ended: str = ""  # "finished" or "diverged", once it is over
+    digest: str = ""  # of the configuration without its seed
+
+    def state(self, now: float) -> str:
+        """``running`` while there are signs of life; a run that was killed is ``silent``."""
+        if self.problem or self.ended:
+            return self.ended or "unreadable"
+        patience = max(PATIENCE, ROUNDS_OF_PATIENCE * (self.seconds or 0.0))
+        return "running" if now - self.changed < patience else "silent"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What remains, if rounds go on as the last one did."""
+        return None if self.seconds is None else self.seconds * max(0, self.rounds_planned - self.rounds_done)
+
+
+def stamp_of(path: Path) -> tuple[str, float]:
+    """A short text that changes with the run's files, and when the newest of them changed."""
+    facts, newest = [], 0.0
+    for name in SIGNS:
+        try:
+            found = os.lstat(path / name)
+        except OSError:
+            continue
+        facts.append((name, found.st_size, found.st_mtime_ns, found.st_ino))
+        newest = max(newest, found.st_mtime)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16], newest
+
+
+def glance_at(entry: Entry) -> Glance:
+    """Read what the line needs; what is wrong with a run becomes a sentence, and other runs are none the worse."""
+    stamp, changed = stamp_of(entry.path)
+    try:
+        check(entry)
+        folder = RunFolder.open(entry.path)
+        rows = read_rows(entry.path / "metrics.jsonl")
+        ended = str(folder.status.get("state", ""))
+    except (FedloomError, *UNREADABLE) as error:
+        return Glance(entry, stamp, changed, problem=" ".join(str(error).split()))
+    config, history = folder.config, histories(rows)
+    newest = rows[-1] if rows else {"round": 0}
+    return Glance(
+        entry,
+        stamp,
+        changed,
+        title=config.name,
+        method=config.method.name,
+        data=config.data.source,
+        seed=config.seed,
+        rounds_done=min(newest["round"], config.rounds),
+        rounds_planned=config.rounds,
+        seconds=finite(newest.get("seconds")),
+        best=tuple(_headlines(history)),
+        privacy=_privacy(config.privacy.mechanism, history),
+        ended="" if ended == "unfinished" else ended,
+        digest=config.digest_without_seed(),
+    )
+
+
+def _headlines(history: History) -> Iterator[Best]:
+    """The best value over rounds of the first few metrics that have a better side; else the newest loss."""
+    families: dict[str, dict[str, Mapping[int, float | None]]] = {}
+    for key, values in history.items():
+        metric, whose = split_key(uncounted(key))
+        if metric.partition("/")[0] in HIGHER | LOWER and SWAPPED not in metric and "/silo=" not in key:
+            families.setdefault(metric, {})[whose] = values
+    order = sorted(families, key=_place)
+    for metric in order[:MOST_HEADLINES]:
+        by = families[metric]
+        rounds = _means([by[""]] if "" in by else list(by.values()))
+        if rounds:
+            better = max if metric.partition("/")[0] in HIGHER else min
+            value, round_number = better((value, number) for number, value in rounds.items())
+            yield Best(metric, value, round_number)
+    if not families:
+        losses = {key: values for key, values in history.items() if key.startswith(TRAINING)}
+        for key, values in list(losses.items())[:1]:
+            newest = last(values)
+            if newest is not None:
+                yield Best(key.removeprefix(TRAINING), newest, max(values))
+
+
+def _place(metric: str) -> tuple[int, str]:
+    name = metric.partition("/")[0]
+    return (HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), metric)
+
+
+def _means(columns: list[Mapping[int, float | None]]) -> dict[int, float]:
+    """Over columns, of those rounds in which all have a value."""
+    rounds = set.intersection(*(set(column) for column in columns))
+    found = {number: [column[number] for column in columns] for number in sorted(rounds)}
+    return {
+        number: fmean(known)
+        for number, values in found.items()
+        if len(known := [value for value in values if value is not None]) == len(columns)
+    }
+
+
+def _privacy(mechanism: str, history: History) -> str:
+    if mechanism == "none":
+        return NONE
+    spent = last(history.get(SPENT, {}))
+    return "nothing spent yet" if spent is None else f"ε {told(spent)}"

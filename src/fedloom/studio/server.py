@@ -1,0 +1,117 @@
+"""Serving the studio: an address, a token where others can reach it, and a quiet end."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import uvicorn
+
+from fedloom.errors import ConfigError
+from fedloom.studio.app import make_app
+from fedloom.studio.gate import Door
+from fedloom.studio.studio import Studio
+
+SHORTEST_TOKEN = 16
+LARGEST_HEADERS = 16_384  # bytes
+MOST_CONNECTIONS = 128
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the studio listens, and for whom it opens."""
+
+    listener: socket.socket
+    door: Door
+
+    @classmethod
+    def of(cls, host: str, port: int, token: str) -> Place:
+        """Take the address; elsewhere than on loopback there is always a token."""
+        listener = _listener(host, port)
+        loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        if token and len(token) < SHORTEST_TOKEN:
+            raise ConfigError(f"--token has {len(token)} characters; it must have at least {SHORTEST_TOKEN}")
+        if not loopback:
+            token = token or secrets.token_urlsafe(32)
+        names = {"localhost"} if loopback else {"localhost", host, socket.gethostname(), socket.getfqdn()}
+        door = Door(
+            frozenset(name.lower() for name in names),
+            any_address=not loopback,
+            token=token,
+            cookie=f"fedloom-studio-{listener.getsockname()[1]}",  # cookies do not tell ports apart
+        )
+        return cls(listener, door)
+
+    @property
+    def address(self) -> str:
+        """What a person opens."""
+        host, port = self.listener.getsockname()[:2]
+        if ipaddress.ip_address(host).is_unspecified:
+            host = socket.gethostname()
+        query = f"?token={self.door.token}" if self.door.token else ""
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/{query}"
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen at --host {host} --port {port}: {why}") from error
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Ends streams that would never end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, studio: Studio) -> None:
+        super().__init__(config)
+        self._studio = studio
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On Ctrl-C."""
+        self._studio.watch.closed = True
+        super().handle_exit(sig, frame)
+
+
+def server_of(studio: Studio, door: Door) -> Server:
+    """A server that knows its limits."""
+    config = uvicorn.Config(
+        make_app(studio, door),
+        http="h11",
+        ws="none",
+        log_level="error",
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=LARGEST_HEADERS,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=2,
+    )
+    return Server(config, studio)
+
+
+def serve(folder: Path, host: str, port: int, token: str, open_browser: bool, say: Callable[[str], None]) -> None:
+    """Serve a runs folder until somebody ends it."""
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder '{folder}'; name the folder that your runs lie in")
+    place, studio = Place.of(host, port, token), Studio.over(folder)
+    torch.set_num_threads(1)  # frames are small: more threads make them slower
+    say(f"The studio of {studio.catalogue.root} is at {place.address}")
+    say("Ctrl-C ends it.")
+    if open_browser:
+        threading.Timer(0.5, webbrowser.open, [place.address]).start()
+    try:
+        server_of(studio, place.door).run(sockets=[place.listener])
+    finally:
+        place.listener.close()

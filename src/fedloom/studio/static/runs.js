@@ -1,0 +1,43 @@
+// The table of runs: lines change in place, so that neither a choice nor the focus is lost.
+
+import { announce, listen } from "./events.js";
+
+const table = document.querySelector("table.runs tbody"), filter = document.getElementById("filter");
+
+function element(row) {
+  const template = document.createElement("template");
+  template.innerHTML = row; // the server has escaped whatever a run says
+  return template.content.firstElementChild;
+}
+
+function sift() {
+  const words = filter.value.toLowerCase().split(/\s+/);
+  for (const row of table.rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+}
+
+function renew(old, fresh) {
+  [...fresh.cells].forEach((cell, place) => {
+    const before = old.cells[place];
+    const chosen = before && before.classList.contains("choose") && cell.classList.contains("choose");
+    if (!before) old.append(cell.cloneNode(true));
+    else if (!chosen && before.outerHTML !== cell.outerHTML) before.replaceWith(cell.cloneNode(true));
+  });
+  while (old.cells.length > fresh.cells.length) old.lastElementChild.remove();
+  old.dataset.state = fresh.dataset.state;
+}
+
+listen([], (run, gone) => {
+  const old = document.getElementById(`run-${run.key}`);
+  if (gone) {
+    if (old) old.remove();
+  } else {
+    const fresh = element(run.row);
+    if (old) renew(old, fresh);
+    else table.prepend(fresh);
+    announce(run);
+  }
+  document.getElementById("none").hidden = table.rows.length > 0;
+  sift();
+});
+filter.addEventListener("input", sift);
+sift();

@@ -1,0 +1,125 @@
+"""What the studio knows: runs with their numbers and generators, read when asked for and kept while they hold."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedloom.errors import ConfigError, FedloomError
+from fedloom.experiment import load
+from fedloom.reports.facts import facts_of, subject_of
+from fedloom.reports.findings import findings
+from fedloom.reports.parts import Story
+from fedloom.reports.pictures import Samples, sample_files
+from fedloom.studio.catalogue import Catalogue, Entry, NotServedError, check, is_plain
+from fedloom.studio.explorer import Explorer
+from fedloom.studio.watch import Sight, Watch
+
+MOST_COMPARED = 8
+KEPT = 16  # runs whose numbers, and as many whose models, stay in memory
+NO_RECORDS = "the studio reads nothing but the runs folder"
+Made = TypeVar("Made")
+
+
+@dataclass
+class Shelf:
+    """What was made last, for those who ask again; made once, however many ask at a time."""
+
+    _made: OrderedDict[str, tuple[Hashable, Any]] = field(default_factory=OrderedDict)
+    _making: dict[str, threading.Lock] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, name: str, version: Hashable, make: Callable[[], Made]) -> Made:
+        """What stands under a name, if it is of this version; else it is made."""
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            with self._lock:
+                found = self._made.get(name)
+            if found is None or found[0] != version:
+                found = version, make()
+            with self._lock:
+                self._made[name] = found
+                self._made.move_to_end(name)
+                if len(self._made) > KEPT:
+                    self._made.popitem(last=False)
+            made: Made = found[1]
+            return made
+
+
+@dataclass
+class Studio:
+    """A runs folder."""
+
+    catalogue: Catalogue
+    watch: Watch
+    _stories: Shelf = field(default_factory=Shelf)
+    _explorers: Shelf = field(default_factory=Shelf)
+
+    @classmethod
+    def over(cls, root: Path) -> Studio:
+        """The studio of a folder."""
+        catalogue = Catalogue(root.resolve())
+        return cls(catalogue, Watch(catalogue))
+
+    def sight(self, key: str) -> Sight:
+        """A run that can be read."""
+        sight = self.watch.sight(self.catalogue.entry(key))
+        if sight.glance.problem:
+            raise NotServedError(sight.glance.problem)
+        return sight
+
+    def story(self, sight: Sight) -> Story:
+        """What a run's page tells."""
+        entry = sight.glance.entry
+        return self._stories.get(entry.key, sight.glance.stamp, lambda: _story(entry))
+
+    def compared(self, keys: Sequence[str]) -> tuple[list[Sight], list[Story]]:
+        """Chosen runs, and what there is to tell about each."""
+        chosen = list(dict.fromkeys(keys))
+        if not 2 <= len(chosen) <= MOST_COMPARED:
+            raise ConfigError(f"choose 2 to {MOST_COMPARED} runs to compare, not {len(chosen)}")
+        sights = [self.sight(key) for key in chosen]
+        return sights, [self.story(sight) for sight in sights]
+
+    def sample_file(self, key: str, round_number: int, place: int) -> Path:
+        """A grid of samples, by the number of its group in the run's story."""
+        sight = self.sight(key)
+        films = list(sample_files(sight.glance.entry.path, self.story(sight).facts.groups).values())
+        if not 0 <= place < len(films) or not is_plain(file := films[place].get(round_number, Path())):
+            raise NotServedError(f"there is no such picture of round {round_number}")
+        return file
+
+    def explorer(self, key: str, round_number: int | None = None) -> Explorer:
+        """The generators of a round, by default the newest."""
+        entry = self.catalogue.entry(key)
+        run = load(entry.path)
+        wanted = run.folder.rounds_done if round_number is None else round_number
+
+        def make() -> Explorer:
+            check(entry)
+            try:
+                return Explorer(run.generator(wanted or None), wanted)
+            except FedloomError:
+                raise
+            except Exception as error:  # a damaged checkpoint may fail anywhere in torch
+                raise NotServedError(f"the checkpoint does not fit this run ({type(error).__name__})") from error
+
+        return self._explorers.get(f"{entry.key}/{wanted}", run.config.digest(), make)
+
+
+def _story(entry: Entry) -> Story:
+    check(entry)
+    facts = facts_of(subject_of(load(entry.path), NO_RECORDS), entry.name)
+    films = {
+        group: {
+            number: f"/runs/{entry.key}/samples/{number}/{place}?changed={file.lstat().st_mtime_ns}"
+            for number, file in film.items()
+        }
+        for place, (group, film) in enumerate(sample_files(entry.path, facts.groups).items())
+    }
+    return Story(facts, findings(facts), Samples(films, ()), {})
