@@ -155,6 +155,17 @@ def test_inspect_shows_what_is_shared_and_what_left(fedloom: Command, finished: 
     assert ["mnist-0", "2", "104.4", "kB", "208.9", "kB"] in [line.split() for line in text.splitlines()]
 
 
+def test_inspect_shows_what_a_deployment_sent_down(fedloom: Command, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "deployed")
+    asked = {"round": 1, "silo": "mnist-0", "event": "asked", "bytes": 1000}
+    rows = [asked, {**asked, "event": "answered", "bytes": 7}, asked, {**asked, "round": 2, "bytes": 500}]
+    (run / "silos.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(fedloom("inspect", run, "--json").stdout)
+    assert found["bytes_down"] == {"mnist-0": {"1": 2000, "2": 500}}  # asked twice in the first round
+    text = fedloom("inspect", run).stdout
+    assert ["mnist-0", "2", "104.4", "kB", "208.9", "kB", "2.5", "kB"] in [line.split() for line in text.splitlines()]
+
+
 def test_inspect_before_the_first_checkpoint(fedloom: Command, finished: Path, tmp_path: Path) -> None:
     young = tmp_path / "young"
     young.mkdir()

@@ -114,6 +114,15 @@ def test_later_evaluations_belong_to_the_history(run_folder: Path, reported: Rep
     assert "0.75" in found.text
 
 
+def test_what_a_deployment_sent_down_is_a_curve_beside_what_came_up(run_folder: Path, reported: Reported) -> None:
+    asked = {"round": 1, "silo": "mnist-0", "event": "asked", "bytes": 2_000_000}
+    rows = [asked, {**asked, "silo": "mnist-1"}, {**asked, "event": "answered"}, {**asked, "round": 2}]
+    (run_folder / "silos.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = reported(run_folder)
+    assert found.numbers["runs"][0]["metrics"]["bytes_down"] == [[1, 4_000_000], [2, 2_000_000]]
+    assert "MB that silos were sent in a round" in found.text
+
+
 def test_metrics_stand_group_beside_group(run_folder: Path, reported: Reported) -> None:
     values = {
         "recall/pixels/n20": 0.5,

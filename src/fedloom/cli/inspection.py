@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +51,8 @@ def _described(run: Run) -> dict[str, Any]:
         "audit": run.folder.audit,
         "downstream": run.folder.downstream,
         "not_for_release": run.folder.not_for_release,
-        "bytes_up": _bytes_up(run.folder.egress()),
+        "bytes_up": _bytes(run.folder.egress()),
+        "bytes_down": _bytes(row for row in run.folder.silo_events() if row["event"] == "asked"),
         "metrics": last_metrics(run),
     }
 
@@ -62,11 +63,12 @@ def _sharing(plan: SharingPlan) -> dict[str, dict[str, Any]]:
     }
 
 
-def _bytes_up(egress: list[dict[str, Any]]) -> dict[str, dict[int, int]]:
-    """Silo -> round -> bytes that left it."""
+def _bytes(log: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, int]]:
+    """Silo -> round -> bytes that left it, or were sent to it; what was done again counts again."""
     found: dict[str, dict[int, int]] = {}
-    for row in egress:
-        found.setdefault(row["silo"], {})[row["round"]] = row["bytes"]
+    for row in log:
+        by_round = found.setdefault(row["silo"], {})
+        by_round[row["round"]] = by_round.get(row["round"], 0) + row.get("bytes", 0)
     return dict(sorted(found.items()))
 
 
@@ -122,11 +124,11 @@ def _print_sharing(found: Mapping[str, Any]) -> None:
         for payload, cost in found["payloads"].items():
             show(f"payload '{payload}': {cost}")
     if found["bytes_up"]:
-        sent = table(
-            "silo", "rounds", "bytes a round", "bytes in all", right=("rounds", "bytes a round", "bytes in all")
-        )
+        headers = ["silo", "rounds", "up a round", "up in all", "down in all"][: 5 if found["bytes_down"] else 4]
+        sent = table(*headers, right=tuple(headers[1:]))
         for silo, by_round in found["bytes_up"].items():
-            total = sum(by_round.values())
-            sent.add_row(silo, str(len(by_round)), size(total / len(by_round)), size(total))
+            total, down = sum(by_round.values()), sum(found["bytes_down"].get(silo, {}).values())
+            cells = [silo, str(len(by_round)), size(total / len(by_round)), size(total), size(down)]
+            sent.add_row(*cells[: len(headers)])
         say("")
         show(sent)

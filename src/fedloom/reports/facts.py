@@ -148,7 +148,9 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
     egress = rows("egress.jsonl")
     later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
     history = histories([*rows("metrics.jsonl"), *later])
-    history |= {key: values for key, values in {"bytes": _bytes_by_round(egress)}.items() if values}
+    asked = [row for row in rows("silos.jsonl") if row.get("event") == "asked"]  # of a deployment, retries and all
+    traffic = {"bytes": _bytes_by_round(egress), "bytes_down": _bytes_by_round(asked)}
+    history |= {key: values for key, values in traffic.items() if values}
     setting = subject.federation or subject.generator
     options = {key: value for key, value in config.to_mapping()["method"].items() if key != "name"}
     return RunFacts(
@@ -226,9 +228,9 @@ def _parameters(generator: Generator) -> dict[str, int]:
     return {str(key): sum(tensor.numel() for tensor in tensors.values()) for key, tensors in blocks}
 
 
-def _bytes_by_round(egress: Iterable[Mapping[str, Any]]) -> dict[int, float | None]:
+def _bytes_by_round(log: Iterable[Mapping[str, Any]]) -> dict[int, float | None]:
     total: dict[int, float | None] = {}
-    for row in egress:
+    for row in log:
         total[row["round"]] = (total.get(row["round"]) or 0) + _count(row.get("bytes"))
     return total
 

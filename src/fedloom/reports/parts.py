@@ -98,13 +98,18 @@ def losses_first(metrics: History) -> list[tuple[str, dict[int, float | None]]]:
 
 def points_of(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int, float | None], ...]:
     """A curve's points, bytes as megabytes."""
-    scale = 1e-6 if key == "bytes" else 1.0
+    scale = 1e-6 if key in ("bytes", "bytes_down") else 1.0
     return tuple((round_number, None if value is None else scale * value) for round_number, value in history.items())
 
 
 def curve_name(family: str) -> str:
     """A curve's name with its unit, where the key does not say it."""
-    known = {"seconds": "seconds a round", "steps": "steps a round", "bytes": "MB that left in a round"}
+    known = {
+        "seconds": "seconds a round",
+        "steps": "steps a round",
+        "bytes": "MB that left in a round",
+        "bytes_down": "MB that silos were sent in a round",
+    }
     return known.get(family, family.removeprefix(TRAINING))
 
 

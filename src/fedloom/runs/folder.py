@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -130,6 +130,10 @@ class RunFolder:
         """One row for each silo and round: what left."""
         return read_lines(self.path / "egress.jsonl")
 
+    def silo_events(self) -> list[dict[str, Any]]:
+        """In a deployment: what happened with each silo in each round, oldest first."""
+        return read_lines(self.path / "silos.jsonl")
+
     def record_round(self, metrics: dict[str, Any], egress: list[dict[str, Any]]) -> None:
         """Log a round; this comes before its checkpoint, so a checkpoint never lacks its log."""
         append_lines(self.path / "egress.jsonl", egress)
@@ -153,11 +157,11 @@ class RunFolder:
         metrics = {key: value for key, value in own.items() if is_metric(key)}
         return {**metrics, **later} if newest >= own["round"] else {**later, **metrics}
 
-    def rewind(self, round_number: int) -> None:
+    def rewind(self, round_number: int, *, logs: Sequence[str] = ("metrics.jsonl", "egress.jsonl")) -> None:
         """Forget what a killed run left after a round: log lines without a checkpoint, half-written checkpoints."""
         for unfinished in (self.path / "checkpoints").glob(".*.tmp"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        for name in ("metrics.jsonl", "egress.jsonl"):
+        for name in logs:
             rows = [row for row in read_lines(self.path / name) if row["round"] <= round_number]
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
 

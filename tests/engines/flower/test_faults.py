@@ -26,7 +26,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
-from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
+from fedloom.engines.flower.work import Order, packed, refusal, unpacked, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Observer, train
@@ -561,6 +561,18 @@ def test_nothing_is_sent_again_without_its_line_in_the_silos_own_log(tmp_path: P
         shutil.rmtree(report)
     assert deployment.service(1).answer(task) == first
     assert {name: read_lines(report / name) for name in before} == before
+
+
+def test_what_has_left_stays_in_the_silos_own_log_when_a_round_is_done_again(tmp_path: Path) -> None:
+    """A server that went back may come with another model: two updates of one round have left then."""
+    deployment, task = first_task(tmp_path, lambda *_: SECURE)
+    moved = {name: packed({k: t + 1e-3 for k, t in unpacked(p, name).items()}) for name, p in task.parts.items()}
+    service = deployment.service(1)
+    answers = [service.answer(frame) for frame in (task, replace(task, parts=moved))]
+    report = deployment.home(1) / "runs" / "run-1"
+    assert [row["sha256"] for row in read_lines(report / "egress.jsonl")] == [answer.sha256 for answer in answers]
+    assert answers[0].sha256 != answers[1].sha256
+    assert [row["round"] for row in read_lines(report / "metrics.jsonl")] == [1]
 
 
 @pytest.mark.parametrize("run", ["", ".", "../../elsewhere", "/elsewhere", "a/b", "-a", "Run", "a" * 64])

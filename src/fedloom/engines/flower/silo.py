@@ -244,11 +244,10 @@ class SiloService:
         folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
-        metrics, egress = folder.metrics(), folder.egress()
-        if entry.egress not in egress or not any(row["round"] == number for row in metrics):
-            if any(row["round"] >= number for row in (*metrics, *egress)):
-                folder.rewind(number - 1)
-            folder.record_round(entry.metrics, [entry.egress])
+        left = [] if entry.egress in folder.egress() else [entry.egress]
+        if left or entry.metrics not in folder.metrics():
+            folder.rewind(number - 1, logs=("metrics.jsonl",))  # of a round that is done again; what left has left
+            folder.record_round(entry.metrics, left)
         if number == order.context.rounds:
             folder.end("finished", number)
 
