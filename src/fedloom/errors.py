@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class FedloomError(Exception):
     """A mistake or mishap that one clear sentence explains; the command line prints it and exits with 2."""
+
+    page: ClassVar[str] = ""  # of docs/, where it is explained; that of the command unless told
 
 
 class ConfigError(FedloomError):
@@ -17,6 +20,8 @@ class ConfigError(FedloomError):
 class DataError(FedloomError):
     """A data set is missing, unreadable, or not what it was said to be."""
 
+    page = "how-to/own-data.md"
+
 
 class RunFolderError(FedloomError):
     """A run folder is missing, foreign, damaged, in the way, or cannot be written."""
@@ -24,6 +29,8 @@ class RunFolderError(FedloomError):
 
 class EgressError(FedloomError):
     """A silo was about to send something that its sharing plan does not declare."""
+
+    page = "architecture.md"
 
 
 class MissingExtraError(FedloomError):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from fedloom.cli.output import Json, Overrides, plural, say, show, show_json, table, terminal
+from fedloom.cli.output import Json, Overrides, completed_preset, plural, say, show, show_json, table, terminal
 from fedloom.config import Config, load_config, override, parse, preset_names
 from fedloom.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from fedloom.federation.records import Federation
 
-app = typer.Typer(no_args_is_help=True, help="Obtain data sets, and see who holds what.")
+app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Obtain data sets, and see who holds what.")
 
 LEVELS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 16
@@ -51,7 +51,13 @@ def get(
 @app.command("show")
 def show_federation(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A data set, a preset, or a FILE.toml.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A data set, a preset, or a FILE.toml.",
+            show_default=False,
+            autocompletion=completed_preset,
+        ),
     ],
     overrides: Overrides = None,
     as_json: Json = False,
@@ -92,9 +98,14 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 
 def _print(found: Mapping[str, Any]) -> None:
+    from fedloom.federation.arrays import ONE_GROUP
+
     shape = " x ".join(map(str, found["shape"]))
     say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
-    say(f"records of shape {shape}; groups: {', '.join(found['groups'])}\n")
+    say(f"records of shape {shape}; groups: {', '.join(found['groups'])}")
+    if found["groups"] == [ONE_GROUP]:
+        say("no groups are told apart; docs/how-to/own-data.md says how to name them")
+    say("")
     largest = max(silo["records"] for silo in found["silos"])
     rows = table("silo", "records", "", "groups", "labels", right=("records",))
     for silo in found["silos"]:

@@ -15,7 +15,11 @@ import typer
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
 from fedloom.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Run experiments across machines: a server, and silos that stay home.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Run experiments across machines: a server, and silos that stay home.",
+)
 
 TICK = 2.0  # seconds between two looks at the processes
 ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from typer.core import TyperGroup
 
+from fedloom.config import preset_names
 from fedloom.errors import FedloomError, FedloomWarning
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -34,8 +35,20 @@ class Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             except FedloomError as error:
-                complain("Error", str(error), typer.colors.RED)
+                chosen = self.get_command(ctx, ctx.invoked_subcommand or "")
+                page = more(error.page) if error.page else (chosen and chosen.epilog) or ""
+                complain("Error", f"{error} {page}", typer.colors.RED)
                 raise typer.Exit(2) from error
+
+
+def more(page: str) -> str:
+    """Where to read on; stands below a command's help and behind its errors."""
+    return f"(more in docs/{page})"
+
+
+def completed_preset(incomplete: str) -> list[str]:
+    """What a shell offers where a preset or a file is expected; files it finds by itself where no preset fits."""
+    return [name for name in preset_names() if name.startswith(incomplete)]
 
 
 def _show_warning(

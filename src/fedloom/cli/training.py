@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
-from fedloom.cli.output import Json, Overrides, clock, plural, say, say_facts, show, show_json, terminal
+from fedloom.cli.output import (
+    Json,
+    Overrides,
+    clock,
+    completed_preset,
+    plural,
+    say,
+    say_facts,
+    show,
+    show_json,
+    terminal,
+)
 from fedloom.config import load_config
 from fedloom.errors import ConfigError
 
@@ -32,7 +43,15 @@ Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bf16.", sh
 
 
 def run(
-    source: Annotated[str, typer.Argument(metavar="PRESET-or-FILE.toml", show_default=False)],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PRESET-or-FILE.toml",
+            help="'fedloom list presets' names them.",
+            show_default=False,
+            autocompletion=completed_preset,
+        ),
+    ],
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
