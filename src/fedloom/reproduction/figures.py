@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -21,20 +22,18 @@ def figure_path(paper: Path, part: Part) -> Path:
     return paper / "figures" / part.figure
 
 
-def add_to_figures(run: Run, run_identity: str, paper: Path) -> None:
-    """Put the samples of a first seed into the pictures of all parts that it is a row of."""
-    if run.config.seed != 0 or run.folder.status["state"] != "finished":
-        return
-    grids = sorted(run.folder.samples_of(run.folder.rounds_done).glob("*.png"))
-    if not grids:
-        return
-    for name in table_names():
-        if name.partition("/")[0] != paper.name:
-            continue
-        for part in load_table(name).parts:
-            for place, row in enumerate(part.rows):
-                if part.figure and identity(row.config(0)) == run_identity:
-                    _put(figure_path(paper, part), [row.name for row in part.rows], place, grids)
+def add_to_figures(runs: Mapping[str, Run], paper: Path) -> None:
+    """Put the samples of first seeds, by the identity of their run, into the pictures of all rows that they are."""
+    grids = {
+        key: sorted(run.folder.samples_of(run.folder.rounds_done).glob("*.png"))
+        for key, run in runs.items()
+        if run.config.seed == 0 and run.folder.status["state"] == "finished"
+    }
+    tables = [load_table(name) for name in table_names() if grids and name.partition("/")[0] == paper.name]
+    for part in (part for table in tables for part in table.parts if part.figure):
+        for place, row in enumerate(part.rows):
+            if found := grids.get(identity(row.config(0))):
+                _put(figure_path(paper, part), [row.name for row in part.rows], place, found)
 
 
 def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:

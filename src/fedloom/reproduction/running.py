@@ -48,6 +48,11 @@ class Task:
         """Of its settings."""
         return identity(self.trial.config)
 
+    @property
+    def paper(self) -> Path:
+        """The paper's folder."""
+        return self.result.parents[2]
+
 
 @dataclass(frozen=True)
 class Work:
@@ -138,9 +143,11 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
 
 
 def _picture(tasks: Sequence[Task], work: Work) -> None:
-    for task in tasks:
-        if task.result.is_file():
-            add_to_figures(load(work.out / task.trial.name), task.identity, task.result.parents[2])
+    for paper in {task.paper for task in tasks}:
+        ended = [task for task in tasks if task.paper == paper and task.result.is_file()]
+        # Several seeds of a run have one identity, and the first of them is shown.
+        runs = {task.identity: load(work.out / task.trial.name) for task in reversed(ended)}
+        add_to_figures(runs, paper)
 
 
 def _measured(run: Run, task: Task, work: Work, federation: Federation) -> Result:
