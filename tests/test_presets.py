@@ -82,8 +82,10 @@ CONTROLS = {
     "group-encoder": {"encoder": "group", "decoder": "global"},
     "one-reconstruction": TWO_LEVELS,
 }
+BEST = {"fissionvae/best-mlp", "fissionvae/best"}  # past the paper
 
 FISSIONVAE = {
+    *BEST,
     *(f"fissionvae/{data}" for data in DATASETS),
     *(f"fissionvae/table1/{data}/{layout}/{row}" for data in DATASETS for layout in LAYOUTS for row in TABLE_1),
     *(f"fissionvae/table2/{data}/{row}/{prior}" for data in DATASETS for row, prior in TABLE_2),
@@ -189,7 +191,16 @@ def test_the_decoder_modules_of_mixed_mnist_have_three_layers() -> None:
             assert sum(isinstance(layer, nn.Linear) for layer in branch.modules()) == 3
 
 
-@pytest.mark.parametrize("preset", sorted(name for name in FISSIONVAE if "/centralised" not in name))
+@pytest.mark.parametrize("preset", sorted(BEST))
+def test_what_goes_past_the_paper_has_its_rounds_silos_and_steps(preset: str) -> None:
+    config, base = load_config(preset), load_config("fissionvae/mixed-mnist")
+    assert replace(config, name=base.name, method=base.method, model=base.model) == base
+    model = replace(config.model, kl_weight=1.0)
+    assert (model == base.model) == (preset == "fissionvae/best-mlp")
+    assert set(scopes(method_of(preset)).values()) == {"group"}
+
+
+@pytest.mark.parametrize("preset", sorted(name for name in FISSIONVAE - BEST if "/centralised" not in name))
 def test_a_federated_row_changes_nothing_but_its_method(preset: str) -> None:
     config, base = load_config(preset), load_config(f"fissionvae/{dataset_of(preset)}")
     model = config.model
