@@ -156,7 +156,7 @@ def measured(run: Run, federation: Federation, row: Row) -> dict[str, Any]:
     assert common.y is not None
     kinds = torch.arange(len(federation.classes))
     predicted = common.head.probabilities(test.x).argmax(dim=1)
-    found = score(confusion(test.y, predicted, len(kinds), len(kinds)), kinds, torch.zeros_like(kinds))
+    found = score(confusion(test.y, predicted, len(kinds), len(kinds)), kinds)
     spread = [common.x[common.y == k].var(0).sum() / test.x[test.y == k].var(0).sum() for k in kinds.tolist()]
     return {
         "state": run.folder.status["state"],

@@ -9,7 +9,6 @@ from sklearn import metrics
 from fedloom.errors import DataError
 from fedloom.evaluation.classification import confusion, fit_head, score
 
-ONE_GROUP = torch.zeros(3, dtype=torch.int64)
 THREE = torch.arange(3)
 
 
@@ -56,27 +55,28 @@ def test_records_without_labels_are_refused(y: torch.Tensor) -> None:
 def test_scores_are_those_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(1)
     truth, predicted = (torch.randint(0, 3, (90,), generator=generator) for _ in range(2))
-    found = score(confusion(truth, predicted, 3, 3), THREE, ONE_GROUP)
+    found = score(confusion(truth, predicted, 3, 3), THREE)
     assert found.accuracy == pytest.approx(metrics.accuracy_score(truth, predicted))
     assert found.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(truth, predicted))
     assert found.macro_f1 == pytest.approx(metrics.f1_score(truth, predicted, average="macro"))
-    assert found.worst_group == found.accuracy
+    assert found.worst_group == pytest.approx(metrics.recall_score(truth, predicted, average=None).min())
 
 
 def test_shares_weigh_classes_as_they_occur_elsewhere() -> None:
     counts = torch.tensor([[8.0, 2.0, 0.0], [5.0, 5.0, 0.0], [0.0, 0.0, 4.0]], dtype=torch.float64)
     shares = torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64)
-    found = score(counts, THREE, ONE_GROUP, shares)
+    found = score(counts, THREE, shares)
     assert found.accuracy == pytest.approx(0.75 * 0.8 + 0.25 * 0.5)
     assert found.balanced_accuracy == pytest.approx((0.8 + 0.5) / 2)  # the third class does not occur
+    assert found.worst_group == pytest.approx(0.5)
     # Class 0: 0.6 right of 0.75, answered 0.6 + 0.125 times; class 1: 0.125 of 0.25, answered 0.125 + 0.15 times.
     assert found.macro_f1 == pytest.approx((1.2 / (0.75 + 0.725) + 0.25 / (0.25 + 0.275)) / 2)
 
 
 def test_kinds_of_a_class_are_added_up_and_the_worst_group_is_found() -> None:
-    counts = torch.tensor([[9.0, 1.0], [2.0, 2.0], [0.0, 10.0], [1.0, 3.0]], dtype=torch.float64)
-    found = score(counts, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    counts = torch.tensor([[9.0, 1.0], [2.0, 2.0], [0.0, 10.0], [1.0, 3.0], [0.0, 0.0]], dtype=torch.float64)
+    found = score(counts, torch.tensor([0, 0, 1, 1, 1]))
     assert found.accuracy == pytest.approx(24 / 28)
     assert found.balanced_accuracy == pytest.approx((11 / 14 + 13 / 14) / 2)
-    assert found.worst_group == pytest.approx(5 / 8)
+    assert found.worst_group == pytest.approx(2 / 4)  # a group without records is none
     assert math.isfinite(found.macro_f1)

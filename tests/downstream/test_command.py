@@ -51,7 +51,18 @@ def test_the_table_says_what_was_scored_on_what(run: Path, found: dict[str, Any]
     accuracy = f"{100 * found['rows']['mixture']['global']['accuracy']:.1f}"
     (line,) = [line for line in printed.splitlines() if line.startswith("mixture ") and "minus" not in line]
     assert line.split()[1] == accuracy
-    for words in ("ACC", "BACC", "global", "all held-out records", "weighed as each silo's classes are", "lambda: "):
+    worst = f"{100 * found['rows']['mixture']['global']['worst_group']:.1f}"
+    assert line.split()[4] == worst
+    for words in (
+        "ACC",
+        "BACC",
+        "WORST",
+        "groups are classes\n",
+        "global",
+        "all held-out records",
+        "weighed as each silo's classes are",
+        "lambda: ",
+    ):
         assert words in printed
 
 

@@ -10,7 +10,6 @@ from fedloom.downstream.heads import Common, label_shares
 from fedloom.downstream.mixture import CHOICES, Answers
 from fedloom.downstream.retrieval import precision
 from fedloom.evaluation.classification import Head
-from fedloom.federation.records import Records
 
 TRUTH = torch.tensor([0, 1, 0, 1])
 SURE = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
@@ -82,10 +81,9 @@ def test_a_silos_prior_replaces_the_one_that_was_learned_with() -> None:
 
 
 def test_label_shares_can_imagine_one_more_record_of_each_class() -> None:
-    y = torch.tensor([0, 0, 2])
-    records = [Records(torch.zeros(3, 1), y, torch.zeros(3, dtype=torch.int64))]
-    assert label_shares(records, 4).tolist() == pytest.approx([2 / 3, 0, 1 / 3, 0])
-    assert label_shares(records, 4, smoothing=1.0).tolist() == pytest.approx([3 / 7, 1 / 7, 2 / 7, 1 / 7])
+    labels = torch.tensor([0, 0, 2])
+    assert label_shares(labels, 4).tolist() == pytest.approx([2 / 3, 0, 1 / 3, 0])
+    assert label_shares(labels, 4, smoothing=1.0).tolist() == pytest.approx([3 / 7, 1 / 7, 2 / 7, 1 / 7])
 
 
 def test_retrieval_counts_the_nearest_by_angle() -> None:

@@ -13,7 +13,7 @@ from fedloom.downstream.heads import Heads
 from fedloom.downstream.stage import downstream
 from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Run, train
-from fedloom.federation.records import Federation, Silo
+from fedloom.federation.records import Federation, Records, Silo
 from fedloom.reports.downstream import read_downstream
 
 ROWS = ["silo-only", "synthetic-only", "synthetic-only+prior", "mixture", "mixture+prior", "centralised"]
@@ -158,16 +158,84 @@ def test_one_silo_has_no_centralised_row(tmp_path: Path) -> None:
     assert list(found["rows"]) == ROWS[:-1]
 
 
-def test_conditions_are_left_out_of_answers_and_show_the_worst_group(tmp_path: Path) -> None:
-    names = tuple(f"{kind}|sex={sex}" for kind in ("ant", "bee") for sex in "fm")
-    silos = tuple(Silo(f"silo-{i}", records(i, 20, 20, 20, 20), records(9 + i, 8, 8, 8, 8)) for i in range(2))
-    data = Federation("conditions", silos, records(99, 30, 30, 30, 30), ("all",), names)
-    run = train(config("moments", "data.condition=sex"), tmp_path / "run", data)
-    found = downstream(run, synthetic=400, federation=data)
+NAMES = tuple(f"{kind}|sex={sex}" for kind in ("ant", "bee") for sex in "fm")
+
+
+def sexed(conditioned: bool) -> Federation:
+    """Ants and bees, each of two sexes that lie about axes of their own; classes tell the sex, or not."""
+
+    def known(seed: int, count: int) -> Records:
+        drawn = records(seed, count, count, count, count)
+        y = drawn.y if conditioned else drawn.y // 2
+        return replace(drawn, y=y, attributes=torch.eye(2)[drawn.y % 2])
+
+    silos = tuple(Silo(f"silo-{i}", known(i, 20), known(9 + i, 8)) for i in range(2))
+    names = NAMES if conditioned else ("ant", "bee")
+    return Federation("sexed", silos, known(99, 30), ("all",), names, ("sex=f", "sex=m"))
+
+
+@pytest.mark.parametrize(
+    ("conditioned", "attribute", "kinds"), [(True, "", NAMES), (False, "sex", NAMES), (False, "", ("ant", "bee"))]
+)
+def test_answers_are_plain_classes_and_the_worst_group_is_told(
+    tmp_path: Path, conditioned: bool, attribute: str, kinds: tuple[str, ...]
+) -> None:
+    data = sexed(conditioned)
+    run = train(config("moments", *(["data.condition=sex"] if conditioned else [])), tmp_path / "run", data)
+    found = downstream(run, synthetic=400, federation=data, attribute=attribute)
+    assert found["attribute"] == ("sex" if len(kinds) == 4 else "")
+    for row, groups in found["groups"].items():
+        scores = found["rows"][row]["global"]
+        assert tuple(groups) == kinds
+        # Groups are of one size, so that their mean is the accuracy.
+        assert sum(groups.values()) / len(kinds) == pytest.approx(scores["accuracy"])
+        if row in ("synthetic-only", "centralised"):  # one head for all silos
+            assert scores["worst_group"] == pytest.approx(min(groups.values()))
     scores = found["rows"]["synthetic-only"]["global"]
-    assert scores["worst_group"] < scores["accuracy"]  # one of two groups lies below the mean of both
-    assert scores["worst_group"] > 0.6
     assert scores["accuracy"] > 0.75  # of two classes, not of four
+    assert 0.5 < scores["worst_group"] < scores["accuracy"]
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_a_silos_worst_group_is_of_those_that_it_has(tmp_path: Path, conditioned: bool) -> None:
+    data = sexed(conditioned)
+    train_records = data.silos[0].train
+    assert train_records.attributes is not None
+    women = torch.nonzero(train_records.attributes[:, 0]).flatten()
+    first = replace(data.silos[0], train=train_records.take(women), validation=None)
+    data = replace(data, silos=(first, replace(data.silos[1], validation=None)))
+    run = train(config("moments", *(["data.condition=sex"] if conditioned else [])), tmp_path / "run", data)
+    with pytest.warns(FedloomWarning, match="no mixture"):
+        found = downstream(run, synthetic=400, federation=data, attribute="sex")
+    groups, own = found["groups"]["synthetic-only"], found["silos"][0]["rows"]["synthetic-only"]
+    women_only = [groups["ant|sex=f"], groups["bee|sex=f"]]
+    assert own["silo"]["worst_group"] == pytest.approx(min(women_only))
+    assert own["silo"]["accuracy"] == pytest.approx(sum(women_only) / 2)
+    assert own["global"]["worst_group"] == pytest.approx(min(groups.values()))
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_silo_is_scored_on_records_that_it_held_out_itself(tmp_path: Path, everybody: bool) -> None:
+    """All bees were held out by the second silo; without records of the third's, everybody's are weighed."""
+    data, test = lopsided(), lopsided().test
+    home = torch.arange(300) % 3
+    home[test.y == 1] = 1
+    if not everybody:
+        home[home == 2] = -1
+    data = replace(data, test=replace(test, home=home))
+    run = train(config("moments"), tmp_path / "run", data)
+    found = downstream(run, synthetic=300, federation=data)
+    head = Heads(data, run.generator(), 300, "", run.config.seed, False).common[0].head
+    right = head.probabilities(test.x).argmax(dim=1) == test.y
+    told = "the records that each silo itself held out" if everybody else "weighed as each silo's classes are"
+    assert told in found["tests"]["silo"]
+    for number, silo in enumerate(found["silos"]):
+        scores = silo["rows"]["synthetic-only"]
+        assert scores["global"]["accuracy"] == pytest.approx(right.double().mean().item())
+        if everybody:
+            assert scores["silo"]["accuracy"] == pytest.approx(right[home == number].double().mean().item())
+    lacking = "silo 'silo-2' held out no records of its own, so everybody's are weighed for each silo"
+    assert (lacking in found["sentences"]) is not everybody
 
 
 @pytest.mark.parametrize(
@@ -176,6 +244,7 @@ def test_conditions_are_left_out_of_answers_and_show_the_worst_group(tmp_path: P
         ({"choice": "silos"}, "--lambda: unknown choice 'silos'; did you mean 'silo'"),
         ({"synthetic": 0}, "--synthetic = 0 must be at least 1"),
         ({"pathway": "z"}, "--pathway: unknown pathway 'z'"),
+        ({"attribute": "sex"}, "--attribute: unknown attribute 'sex'"),
     ],
 )
 def test_mistakes_are_named(run: Run, options: dict[str, Any], sentence: str) -> None:

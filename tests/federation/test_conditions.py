@@ -43,6 +43,41 @@ def test_a_condition_that_nobody_knows_is_named(tmp_path: Path) -> None:
         build(tmp_path, sex=np.array([""] + ["f"] * 39), silos=1, condition="sex")
 
 
+@pytest.mark.parametrize(
+    ("settings", "home"),
+    [({"partition": "natural"}, [0, 1, -1]), ({"partition": "auto"}, [0, 1, -1]), ({"partition": "iid"}, None)],
+)
+def test_held_out_records_stay_with_the_hospital_that_held_them_out(
+    tmp_path: Path, settings: dict[str, str], home: list[int] | None
+) -> None:
+    """Hospital c trains on nothing, so that none of the silos is it; other silos than the hospitals have no home."""
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    owners = {"owner_train": np.array(list("aaaabbbb")), "owner_test": np.array(list("abc"))}
+    np.savez(
+        tmp_path / "data.npz", x_train=x, x_test=x[:3], y_train=np.arange(8) % 2, y_test=np.arange(3) % 2, **owners
+    )
+    config = DataConfig(source="npz", path=str(tmp_path / "data.npz"), silos=2, **settings)  # type: ignore[arg-type]
+    federation = build_federation(config, Streams(3))
+    found = federation.test.home
+    assert (found if found is None else found.tolist()) == home
+    assert federation.centralised().test.home is None
+    if found is not None:
+        kept = federation.test.take(torch.tensor([2, 0])).home
+        assert kept is not None
+        assert kept.tolist() == [-1, 0]
+
+
+def test_a_tenth_of_each_hospital_is_held_out_where_nothing_is_said(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(50) % 2, owner_train=np.array(["a"] * 30 + ["b"] * 20))
+    federation = build_federation(DataConfig(source="npz", path=str(tmp_path / "data.npz")), Streams(3))
+    assert federation.test.home is not None
+    assert torch.bincount(federation.test.home).tolist() == [3, 2]
+    for number, rows in ((0, x[:30]), (1, x[30:])):
+        held = federation.test.x[federation.test.home == number].numpy()
+        assert all((row == rows).all(axis=1).any() for row in held)
+
+
 def test_what_is_kept_aside_is_never_trained_on_and_nothing_is_lost(tmp_path: Path) -> None:
     federation = build(tmp_path, silos=4, validation=0.2)
     values = []

@@ -11,7 +11,7 @@ import typer
 from fedloom.cli.output import Json, say, show, show_json, table, terminal
 from fedloom.downstream import SYNTHETIC_RECORDS
 
-SHOWN = {"accuracy": "ACC", "balanced_accuracy": "BACC", "macro_f1": "F1"}
+SHOWN = {"accuracy": "ACC", "balanced_accuracy": "BACC", "macro_f1": "F1", "worst_group": "WORST"}
 
 
 def downstream(
@@ -24,6 +24,9 @@ def downstream(
         int, typer.Option(help="Synthetic records that the common head learns from.")
     ] = SYNTHETIC_RECORDS,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
+    attribute: Annotated[
+        str, typer.Option(help="What tells groups of a class apart, for the worst group; data.condition unless told.")
+    ] = "",
     round_number: Annotated[
         int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
     ] = None,
@@ -39,6 +42,7 @@ def downstream(
             choice=choice,
             synthetic=synthetic,
             pathway=pathway,
+            attribute=attribute,
             round_number=round_number,
             progress=status.update,
         )
@@ -61,6 +65,9 @@ def print_scores(found: Mapping[str, Any]) -> None:
     show(shown)
     for test, meaning in found["tests"].items():
         say(f"{test}: {meaning}; mean over silos, in percent")
+    attribute = found.get("attribute")  # not there in files of older runs
+    groups = f"classes under each {attribute}" if attribute else "classes"
+    say(f"WORST: the share of right answers in the worst of the groups; groups are {groups}")
     lambdas = ", ".join(
         f"{silo['name']} {_told(silo['lambda']['mixture'])}" for silo in found["silos"] if silo["lambda"]
     )

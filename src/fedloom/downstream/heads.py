@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError
 from fedloom.evaluation.classification import Head, fit_head
-from fedloom.federation.records import Federation, Records, Silo, as_float, concatenate
+from fedloom.federation.records import Federation, Silo, as_float, concatenate
 from fedloom.methods.generator import Generator
 from fedloom.models.labelled import LinearHead
 
@@ -70,7 +69,7 @@ class Heads:
         if self.kind == FEDERATED:
             return [self._federated(silo) for silo in silos]
         if self.local_labels:
-            own = (label_shares([silo.train], len(self.federation.classes)) for silo in silos)
+            own = (label_shares(silo.train.y, len(self.federation.classes)) for silo in silos)
             return [self._synthetic(self.generator.tempered(shares)) for shares in own]
         return [self._synthetic(self.generator.label_shares)] * len(silos)
 
@@ -99,7 +98,7 @@ class Heads:
         return fit_head(as_float(x).flatten(1), y, len(self.federation.classes))
 
 
-def label_shares(tables: Sequence[Records], classes: int, smoothing: float = 0.0) -> Tensor:
+def label_shares(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
     """How frequent each class is; ``smoothing`` imagines so many more records of each."""
-    counts = torch.bincount(torch.cat([table.y for table in tables]), minlength=classes).double() + smoothing
+    counts = torch.bincount(labels, minlength=classes).double() + smoothing
     return counts / counts.sum()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import mean, stdev
 from typing import Any
 
@@ -18,17 +19,18 @@ from fedloom.downstream.heads import SYNTHETIC, Heads, label_shares
 from fedloom.downstream.mixture import CHOICES, LEAVES, Answers
 from fedloom.downstream.retrieval import NEAREST, precision
 from fedloom.errors import ConfigError, FedloomWarning, unknown
-from fedloom.evaluation.classification import Head, Scores, confusion, score
+from fedloom.evaluation.classification import Head, Scores, confusion, recalls, score
 from fedloom.experiment import Run
-from fedloom.federation.conditions import BETWEEN, plain_classes
+from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes
 from fedloom.federation.records import Federation, Records, as_float
 from fedloom.privacy.summary import NONE, summarise
 from fedloom.streams import Streams
 
-SCHEMA = 1
+SCHEMA = 2
 LOCAL, MIXTURE, CENTRALISED, AT_HOME = "silo-only", "mixture", "centralised", "+prior"
 GLOBAL_TEST = "all held-out records"
 SILO_TEST = "held-out records, weighed as each silo's classes are"
+HOME_TEST = "the records that each silo itself held out"
 NO_VALIDATION = (
     "no mixture: data.validation = 0 leaves the silos no records to choose lambda by; train with, say, "
     "data.validation=0.2"
@@ -41,14 +43,16 @@ def downstream(
     choice: str = "silo",
     synthetic: int = SYNTHETIC_RECORDS,
     pathway: str = "",
+    attribute: str = "",
     round_number: int | None = None,
     federation: Federation | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train and score the heads of a checkpoint, and write what is found to downstream.json.
 
-    ``choice`` is whose lambda it is: the silo's, shared by all, or one for each class of a silo. ``federation`` is
-    needed where the run was given one in memory.
+    ``choice`` is whose lambda it is: the silo's, shared by all, or one for each class of a silo. ``attribute`` is what
+    else tells groups of records apart, data.condition unless told. ``federation`` is needed where the run was given
+    one in memory.
     """
     if choice not in CHOICES:
         raise ConfigError("--lambda: " + unknown("choice", choice, CHOICES))
@@ -68,10 +72,13 @@ def downstream(
             raise ConfigError(
                 f"method '{config.method.name}' generates records without labels, so no classifier can learn from them"
             )
+    attribute = attribute or config.data.condition
+    if attribute and attribute not in attribute_names(data.attributes):
+        raise ConfigError("--attribute: " + unknown("attribute", attribute, attribute_names(data.attributes)))
     local = config.method.options.get("labels") == "local"
     heads = Heads(data, generator, synthetic, pathway, config.seed, local)
     privacy = summarise(config.privacy, run.folder.ledger)
-    scores = Stage(heads, choice, bool(config.data.condition), found.streams).report(progress)
+    scores = Stage(heads, choice, bool(config.data.condition), attribute, found.streams).report(progress)
     unguarded = "; ".join(scores["payloads"].values())
     report = {
         "schema": SCHEMA,
@@ -93,6 +100,7 @@ class Stage:
     heads: Heads
     choice: str
     conditioned: bool  # classes tell an attribute as well, which is not asked for here
+    attribute: str  # what tells groups of records of a class apart, if anything
     streams: Streams
     sentences: list[str] = field(default_factory=list)
 
@@ -108,12 +116,40 @@ class Stage:
         return torch.tensor(plain_classes(names)[1]) if self.conditioned else torch.arange(len(names))
 
     @cached_property
-    def group_of(self) -> Tensor:
-        """The condition of each class by its number; where there are none, all are of one group."""
-        if not self.conditioned:
-            return torch.zeros(len(self.federation.classes), dtype=torch.int64)
-        conditions = [name.rpartition(BETWEEN)[2] for name in self.federation.classes]
-        return torch.tensor([sorted(set(conditions)).index(each) for each in conditions])
+    def values(self) -> list[int]:
+        """The columns of the records' attributes that tell groups of a class apart."""
+        return columns_of(self.federation.attributes, self.attribute)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The groups that scores are also known for: classes, under each value of the attribute if there is one."""
+        plain = plain_classes(self.federation.classes)[0] if self.conditioned else self.federation.classes
+        named = [f"{name}{BETWEEN}{self.federation.attributes[value]}" for name in plain for value in self.values]
+        return tuple(named) or plain
+
+    @cached_property
+    def class_of_kind(self) -> Tensor:
+        """The plain class of each kind."""
+        return torch.arange(len(self.kinds)) // (len(self.values) or 1)
+
+    def kind_of(self, records: Records) -> Tensor:
+        """The kind of each record by its number."""
+        plain = self.class_of[records.y]
+        if not self.values:
+            return plain
+        assert records.attributes is not None, "a data set that names attributes has them"
+        return plain * len(self.values) + records.attributes[:, self.values].argmax(dim=1)
+
+    @cached_property
+    def home(self) -> Tensor | None:
+        """The number of the silo that held out each record, where every silo held out some."""
+        home = self.federation.test.home
+        if home is None:
+            return None
+        lacking = [silo.name for number, silo in enumerate(self.federation.silos) if not (home == number).any()]
+        if lacking:
+            self.say(f"silo '{lacking[0]}' held out no records of its own, so everybody's are weighed for each silo")
+        return None if lacking else home
 
     def plain(self, probabilities: Tensor) -> Tensor:
         """Of the plain classes."""
@@ -152,9 +188,11 @@ class Stage:
             "lambda": self.choice,
             "payloads": {payload.name: payload.cost for payload in LEAVES.get(self.choice, ()) if lambdas},
             "synthetic": self.heads.synthetic if common == SYNTHETIC else 0,
-            "tests": {"global": GLOBAL_TEST, "silo": SILO_TEST},
+            "tests": {"global": GLOBAL_TEST, "silo": SILO_TEST if self.home is None else HOME_TEST},
             "rows": {row: _summary(each) for row, each in scores.items()},
             "gain": _gain(scores) if MIXTURE in scores else {},
+            "attribute": self.attribute,
+            "groups": {row: self.by_group(each) for row, each in answers.items()},
             "retrieval": self.retrieval(),
             "silos": [
                 {
@@ -190,7 +228,7 @@ class Stage:
             table = records or silo.validation
             assert table is not None
             if suffix:  # add one to each count, so that a class that the silo has not met stays possible
-                prior = label_shares([silo.train], len(self.federation.classes), smoothing=1.0)
+                prior = label_shares(silo.train.y, len(self.federation.classes), smoothing=1.0)
                 found.append(self.plain(common.at(prior, as_float(table.x).flatten(1))))
                 continue
             key = (id(common), id(table))
@@ -216,17 +254,31 @@ class Stage:
             self.sentences.append(sentence)
 
     def scored(self, answers: Sequence[Tensor]) -> list[dict[str, Scores]]:
-        """For each silo: on all held-out records, and on those weighed as its own classes are."""
-        truth, kinds = self.federation.test.y, len(self.federation.classes)
-        found, known = [], {}
-        for silo, probabilities in zip(self.federation.silos, answers, strict=True):
+        """For each silo: on all held-out records, and on its own, or on all weighed as its own classes are."""
+        found, known, everybody = [], {}, torch.ones(len(self.federation.test), dtype=torch.bool)
+        for number, (silo, probabilities) in enumerate(zip(self.federation.silos, answers, strict=True)):
             if id(probabilities) not in known:
-                predicted = probabilities.argmax(dim=1)
-                known[id(probabilities)] = confusion(truth, predicted, kinds, probabilities.shape[1])
-            tables = [table for table in (silo.train, silo.validation) if table is not None]
-            rate = partial(score, known[id(probabilities)], self.class_of, self.group_of)
-            found.append({"global": rate(), "silo": rate(label_shares(tables, kinds))})
+                known[id(probabilities)] = self.confused(probabilities, everybody)
+            counts = known[id(probabilities)]
+            if self.home is not None:
+                own = score(self.confused(probabilities, self.home == number), self.class_of_kind)
+            else:
+                held = [self.kind_of(table) for table in (silo.train, silo.validation) if table is not None]
+                own = score(counts, self.class_of_kind, label_shares(torch.cat(held), len(self.kinds)))
+            found.append({"global": score(counts, self.class_of_kind), "silo": own})
         return found
+
+    def confused(self, probabilities: Tensor, rows: Tensor) -> Tensor:
+        """The confusion matrix of some held-out records, by kind and answer."""
+        kinds, predicted = self.kind_of(self.federation.test)[rows], probabilities.argmax(dim=1)[rows]
+        return confusion(kinds, predicted, len(self.kinds), probabilities.shape[1])
+
+    def by_group(self, answers: Sequence[Tensor]) -> dict[str, float]:
+        """Of all held-out records of each kind, the share that is taken for the right class; mean over silos."""
+        everybody = torch.ones(len(self.federation.test), dtype=torch.bool)
+        found = torch.stack([recalls(self.confused(each, everybody), self.class_of_kind) for each in answers])
+        values = zip(self.kinds, found.mean(dim=0).tolist(), strict=True)
+        return {kind: value for kind, value in values if not math.isnan(value)}
 
     def retrieval(self) -> dict[str, Any]:
         """How many of the nearest records of a gallery are of a query's class."""

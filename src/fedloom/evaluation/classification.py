@@ -51,7 +51,10 @@ def fit_head(x: Tensor, y: Tensor, classes: int) -> Head:
 
 @dataclass(frozen=True)
 class Scores:
-    """Shares of right answers: over records, over classes that occur, as mean F1 of those, in the worst group."""
+    """Shares of right answers: over records, over classes that occur, as mean F1 of those, in the worst group.
+
+    Groups are the kinds of records: classes, or classes under each value of an attribute (Sagawa et al., ICLR 2020).
+    """
 
     accuracy: float
     balanced_accuracy: float
@@ -64,8 +67,13 @@ def confusion(truth: Tensor, predicted: Tensor, kinds: int, classes: int) -> Ten
     return torch.bincount(truth * classes + predicted, minlength=kinds * classes).reshape(kinds, classes).double()
 
 
-def score(counts: Tensor, class_of: Tensor, group_of: Tensor, shares: Tensor | None = None) -> Scores:
-    """What a confusion matrix says; its rows are kinds of records, each of a class and a group.
+def recalls(counts: Tensor, class_of: Tensor) -> Tensor:
+    """The share of right answers for each kind of records; not a number where there are none."""
+    return counts[torch.arange(len(counts)), class_of] / counts.sum(dim=1)
+
+
+def score(counts: Tensor, class_of: Tensor, shares: Tensor | None = None) -> Scores:
+    """What a confusion matrix says; its rows are kinds of records, each of a class.
 
     ``shares`` weighs the kinds as they occur somewhere else; kinds that the matrix has no record of are left out.
     """
@@ -75,11 +83,10 @@ def score(counts: Tensor, class_of: Tensor, group_of: Tensor, shares: Tensor | N
     table = torch.zeros(classes, classes, dtype=torch.float64).index_add_(0, class_of, counts)
     right, of_class, answers = table.diagonal(), table.sum(dim=1), table.sum(dim=0)
     occurs = of_class > 0
-    hits = counts[torch.arange(len(counts)), class_of]
-    groups = [(hits[group_of == group].sum(), counts[group_of == group].sum()) for group in torch.unique(group_of)]
+    met = counts.sum(dim=1) > 0
     return Scores(
         accuracy=(right.sum() / of_class.sum()).item(),
         balanced_accuracy=(right / of_class)[occurs].mean().item(),
         macro_f1=(2 * right / (of_class + answers))[occurs].mean().item(),
-        worst_group=min((share / total).item() for share, total in groups if total > 0),
+        worst_group=recalls(counts, class_of)[met].min().item(),
     )

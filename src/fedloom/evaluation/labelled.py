@@ -29,9 +29,7 @@ def synthetic_utility(evaluation: Evaluation) -> dict[str, float]:
     x = torch.cat([samples.flatten(1) for samples in evaluation.samples.values()]).cpu()
     head = fit_head(x, evaluation.labels.repeat(len(evaluation.groups)), classes)
     predicted = head.probabilities(as_float(test.x).flatten(1)).argmax(dim=1)
-    found = score(
-        confusion(test.y, predicted, classes, classes), torch.arange(classes), torch.zeros(classes, dtype=torch.int64)
-    )
+    found = score(confusion(test.y, predicted, classes, classes), torch.arange(classes))
     names = {
         "accuracy": found.accuracy,
         "balanced-accuracy": found.balanced_accuracy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,10 +116,11 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
             attributes=_one_hot(table, attributes) if attributes else None,
         )
 
+    home = None if test.owner is None else _numbers(test.owner, owners, len(test.x))
     return Dataset(
         name=name,
         train=records(train),
-        test=records(test),
+        test=replace(records(test), home=home),
         groups=tuple(map(str, groups)) or (ONE_GROUP,),
         classes=tuple(map(str, classes)),
         owners=tuple(map(str, owners)),

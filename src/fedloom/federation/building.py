@@ -15,7 +15,7 @@ from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
 from fedloom.federation.conditions import with_condition
 from fedloom.federation.outliers import with_outliers
-from fedloom.federation.partitions import Shares, by_owner, divide
+from fedloom.federation.partitions import Shares, by_owner, divide, partition_of
 from fedloom.federation.records import Dataset, Federation, Silo
 from fedloom.federation.sources import SOURCES
 from fedloom.streams import Streams
@@ -27,6 +27,8 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
         raise ConfigError("data.source: " + unknown("source", config.source, SOURCES))
     dataset = with_condition(SOURCES[config.source].load(config.path), config.condition)
     shares = divide(dataset, config, streams)
+    if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
+        dataset = replace(dataset, test=replace(dataset.test, home=None))
     federation = with_outliers(_federation(dataset, shares, config.validation, streams), config.outliers, streams)
     return federation.centralised() if config.layout == "centralised" else federation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,14 +13,23 @@ from fedloom.federation.records import UNLABELLED, Dataset, Records
 BETWEEN = "|"  # in the name of a class under a condition: "cat|sex=f"
 
 
+def attribute_names(attributes: Sequence[str]) -> list[str]:
+    """The names in "name=value" columns, each once."""
+    return list(dict.fromkeys(each.partition("=")[0] for each in attributes))
+
+
+def columns_of(attributes: Sequence[str], name: str) -> list[int]:
+    """The "name=value" columns of one attribute."""
+    return [column for column, each in enumerate(attributes) if each.partition("=")[0] == name]
+
+
 def with_condition(dataset: Dataset, attribute: str) -> Dataset:
     """The same records in classes that also tell the attribute's value; without an attribute, as they are."""
     if not attribute:
         return dataset
-    names = list(dict.fromkeys(each.partition("=")[0] for each in dataset.attributes))
-    if attribute not in names:
-        raise ConfigError("data.condition: " + unknown("attribute", attribute, names))
-    columns = [i for i, each in enumerate(dataset.attributes) if each.partition("=")[0] == attribute]
+    if attribute not in attribute_names(dataset.attributes):
+        raise ConfigError("data.condition: " + unknown("attribute", attribute, attribute_names(dataset.attributes)))
+    columns = columns_of(dataset.attributes, attribute)
 
     def relabelled(records: Records) -> Records:
         assert records.attributes is not None, "a data set that names attributes has them"

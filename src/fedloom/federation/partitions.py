@@ -168,10 +168,16 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
+def partition_of(dataset: Dataset, config: DataConfig) -> str:
+    """The name of the partition, where the configuration leaves it to the source too."""
+    if config.partition != "auto":
+        return config.partition
+    return "natural" if dataset.owners else "groups"
+
+
 def divide(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     """Divide by the configured partition, then cut silos down to ``data.records_per_silo`` if that is set."""
-    if config.partition == "auto":
-        config = replace(config, partition="natural" if dataset.owners else "groups")
+    config = replace(config, partition=partition_of(dataset, config))
     if config.partition not in PARTITIONS:
         raise ConfigError("data.partition: " + unknown("partition", config.partition, ["auto", *PARTITIONS]))
     if config.sizes == "unequal" and config.partition not in SIZED:

@@ -24,9 +24,10 @@ class Records:
     group: Tensor  # (n,) int64 index into the federation's groups
     subject: Tensor | None = None  # (n,) int64: whose record it is, for subject-level privacy
     attributes: Tensor | None = None  # (n, a) float32: further conditions
+    home: Tensor | None = None  # (n,) int64: of held-out records, the number of the silo that held each out, or -1
 
     def __post_init__(self) -> None:
-        for name in ("y", "group", "subject", "attributes"):
+        for name in ("y", "group", "subject", "attributes", "home"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.x):
                 raise DataError(f"records have {len(self.x)} rows of x but {len(column)} of {name}")
@@ -47,6 +48,7 @@ class Records:
             group=self.group[index],
             subject=None if self.subject is None else self.subject[index],
             attributes=None if self.attributes is None else self.attributes[index],
+            home=None if self.home is None else self.home[index],
         )
 
     def of_group(self, group: int) -> Records:
@@ -61,6 +63,7 @@ class Records:
             group=self.group.to(device),
             subject=None if self.subject is None else self.subject.to(device),
             attributes=None if self.attributes is None else self.attributes.to(device),
+            home=None if self.home is None else self.home.to(device),
         )
 
 
@@ -79,7 +82,7 @@ def concatenate(tables: Sequence[Records]) -> Records:
 
 def as_float(x: Tensor) -> Tensor:
     """Stored values as the models see them: uint8 images become [0, 1], everything else float32."""
-    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
+    return x / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,4 +272,5 @@ class Federation:
         """The same records pooled in one silo: the layout that upper bounds are measured in."""
         pooled = concatenate([silo.train for silo in self.silos])
         aside = [silo.validation for silo in self.silos if silo.validation is not None]
-        return replace(self, silos=(Silo("centralised", pooled, concatenate(aside) if aside else None),))
+        silo = Silo("centralised", pooled, concatenate(aside) if aside else None)
+        return replace(self, silos=(silo,), test=replace(self.test, home=None))

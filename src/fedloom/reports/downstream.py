@@ -10,7 +10,7 @@ from typing import Any
 
 from fedloom.reports.logs import finite
 
-TESTS, NAMES = ("global", "silo"), ("accuracy", "balanced_accuracy", "macro_f1")
+TESTS, NAMES = ("global", "silo"), ("accuracy", "balanced_accuracy", "macro_f1", "worst_group")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedloom.privacy.ledger import told
 from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
+from fedloom.reports.health import MARKS
 from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.reports.panels import Panel
 from fedloom.reports.parts import (
@@ -32,6 +33,7 @@ from fedloom.runs.metrics import is_metric, split_key
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_LINES = 24  # in one chart
 MOST_BOXES = 12  # on a side of the sharing diagram
+MOST_BEATS = 30  # rounds in which one sees how a silo was
 MOST_COLUMNS = 8  # groups beside each other in a table of metrics
 SILO = "/silo="
 BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours", "outliers"}
@@ -55,6 +57,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     add("training", "Training", _curves(facts, training=True))
     for name, panel in story.panels.items():
         add(name, panel.title, _panel(name, panel))
+    add("health", "How silos are", _health(facts))
     add("egress", "What left each silo", _egress(facts))
     add("privacy", "Privacy", _privacy(facts))
     add("audit", "Attacks", _audit(facts))
@@ -305,11 +308,13 @@ def _privacy(facts: RunFacts) -> str:
         (
             text(account["silo"]),
             *(_epsilon(account[key]) for key in ("spent", "epsilon")),
+            _budget(account["spent"], account["epsilon"]),
             f"{account['delta']:g}",
         )
         for account in accounts[:MOST_SILOS]
     ]
-    spent = table(("silo", "epsilon spent", "granted", "delta"), rows, right=(1, 2, 3)) if rows else ""
+    headers = ("silo", "epsilon spent", "granted", "of the budget", "delta")
+    spent = table(headers, rows, right=(1, 2, 4))
     return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
 
 
@@ -327,7 +332,7 @@ def _downstream(facts: RunFacts) -> str:
     meaning = "; ".join(f"{test}: {what}" for test, what in found.tests.items())
     sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in found.sentences)
     spent = f"In percent, mean over silos. {meaning}. Privacy: {found.guarantee or facts.guarantee}."
-    return f"<p>{text(spent)}</p>{table(headers, rows, right=tuple(range(1, 7)))}<ul>{sentences}</ul>"
+    return f"<p>{text(spent)}</p>{table(headers, rows, right=tuple(range(1, len(headers))))}<ul>{sentences}</ul>"
 
 
 def _audit(facts: RunFacts) -> str:
@@ -350,6 +355,39 @@ def _audit(facts: RunFacts) -> str:
 def _epsilon(value: float | None) -> str:
     """JSON has no infinite numbers: no value is no limit."""
     return "unlimited" if value is None else told(value)
+
+
+def _budget(spent: float | None, granted: float | None) -> str:
+    """A bar; none where there is no limit."""
+    if spent is None or not granted:
+        return ""
+    share = f"{min(spent / granted, 9.99):.0%}"
+    return f'<meter min="0" max="{granted:g}" high="{0.8 * granted:g}" value="{spent:g}">{share}</meter> {share}'
+
+
+def _health(facts: RunFacts) -> str:
+    """What became of every silo in the last rounds; nothing where silos are no machines of their own."""
+    if not facts.health:
+        return ""
+    rows = [
+        (
+            text(silo.silo),
+            "".join(_beat(round_number, event) for round_number, event in list(silo.rounds.items())[-MOST_BEATS:]),
+            f"{silo.answered} of {len(silo.rounds)}",
+            "" if silo.seconds is None else f"{silo.seconds:.1f}",
+            size(silo.bytes_up),
+            text(silo.trouble),
+        )
+        for silo in facts.health[:MOST_SILOS]
+    ]
+    headers = ("silo", f"last {MOST_BEATS} rounds", "answered", "seconds", "came up", "newest trouble")
+    signs = ", ".join(f"{mark} {event}" for event, mark in MARKS.items())
+    return f"<p>A sign for each round: {signs}.</p>{table(headers, rows, right=(2, 3, 4))}{_more(facts.health)}"
+
+
+def _beat(round_number: int, event: str) -> str:
+    said = f"round {round_number}: {event}"
+    return f'<span class="beat {event}" role="img" aria-label="{said}" title="{said}">{MARKS[event]}</span>'
 
 
 def _reproduce(facts: RunFacts) -> str:
