@@ -12,7 +12,7 @@ import pytest
 from fedloom.errors import ConfigError
 from fedloom.reproduction.rendering import check_readme, marks, render_readme
 from fedloom.reproduction.results import Results
-from fedloom.reproduction.tables import TABLES, Table, identity, load_table, table_names
+from fedloom.reproduction.tables import TABLES, Table, load_table, table_names
 
 PAPERS = Path(__file__).parents[2] / "papers"
 FACTS: dict[str, Any] = {
@@ -33,7 +33,7 @@ def put(paper: Path, row: str, seed: int, value: float, **changes: Any) -> None:
     """A result file by hand."""
     (declared,) = load_table("tiny/table1").chosen([row])
     metrics = {"spread/pixels/n30/group=fashion-mnist": 9.0, "spread/pixels/n30/group=mnist": value}
-    facts = {"row": row, "config": identity(declared.config(0)), "seed": seed, "metrics": metrics}
+    facts = {"row": row, "config": declared.identity, "seed": seed, "metrics": metrics}
     path = paper / "results" / f"{row.replace('/', '-')}-{seed}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**FACTS, **facts, **changes}))
@@ -91,7 +91,7 @@ def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
         if part.reference.table:
             rows += load_table(part.reference.table).chosen([part.reference.row])
     for row in rows:
-        runs = [file for file in files if file["config"] == identity(row.config(0))]
+        runs = [file for file in files if file["config"] == row.identity]
         if runs:
             allowed |= {str(len(runs)), f"{mean(sum(run['seconds'].values()) for run in runs):.0f}"}
         for column in table.columns:
@@ -182,7 +182,7 @@ def test_every_table_of_the_papers_is_sound(name: str) -> None:
 
 
 def test_results_belong_to_rows() -> None:
-    known = {identity(row.config(0)) for name in table_names() for row in load_table(name).rows}
+    known = {row.identity for name in table_names() for row in load_table(name).rows}
     for paper in {name.partition("/")[0] for name in table_names()}:
         for result in Results.read(PAPERS / paper / "results").found:
             assert result.config in known, f"{result.row} is not what its table asks for any more"

@@ -125,6 +125,13 @@ def test_results_that_are_none_are_named(paper: Path) -> None:
         Results.read(paper / "results")
 
 
+def test_data_may_lie_elsewhere(paper: Path) -> None:
+    row = load_table("tiny/table1").rows[0]
+    (task, *_) = tasks_of([load_table("tiny/table1")], paper.parent, seeds=1, more=["data.path=/elsewhere"])
+    assert (task.identity, task.trial.config.data.path) == (row.identity, "/elsewhere")
+    assert identity(task.trial.config) != row.identity
+
+
 @pytest.mark.parametrize("setting", ["rounds=2", "model.latent=5"])
 def test_settings_that_make_another_experiment_are_refused(paper: Path, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting} would make another experiment of row 'first/fedvae'"):
@@ -144,7 +151,7 @@ def test_missing_data_are_said_before_anything_runs(
 
 def test_what_a_run_is_does_not_depend_on_where_it_runs_or_how_it_is_measured() -> None:
     base = identity(load_config("demo"))
-    for same in ("seed=7", "name=other", "engine.name=fused", "data.path=/elsewhere", "evaluation.samples=3"):
+    for same in ("seed=7", "name=other", "engine.name=fused", "evaluation.samples=3"):
         assert identity(load_config("demo", [same])) == base
-    for other in ("rounds=1", "method.prior=wave", "data.alpha=0.5", "local.learning_rate=0.5"):
+    for other in ("rounds=1", "method.prior=wave", "data.path=/elsewhere", "local.learning_rate=0.5"):
         assert identity(load_config("demo", [other])) != base

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from fedloom.experiment import Run
-from fedloom.reproduction.tables import Part, identity, load_table, table_names
+from fedloom.reproduction.tables import Part, load_table, table_names
 from fedloom.runs.files import explained, write_atomically
 
 ACROSS = 3  # rows of a table beside each other
@@ -32,7 +32,7 @@ def add_to_figures(runs: Mapping[str, Run], paper: Path) -> None:
     tables = [load_table(name) for name in table_names() if grids and name.partition("/")[0] == paper.name]
     for part in (part for table in tables for part in table.parts if part.figure):
         for place, row in enumerate(part.rows):
-            if found := grids.get(identity(row.config(0))):
+            if found := grids.get(row.identity):
                 _put(figure_path(paper, part), [row.name for row in part.rows], place, found)
 
 

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from fedloom.errors import ConfigError
 from fedloom.reproduction.figures import figure_path
 from fedloom.reproduction.results import Result, Results
-from fedloom.reproduction.tables import Column, Part, Row, Table, identity, load_table
+from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
 from fedloom.runs.files import write_atomically
 
 NOTHING = "-"
@@ -57,18 +57,18 @@ def render(table: Table, results: Results, paper: Path) -> str:
 
 
 def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:
-    lines = [Line(table, row, results.of(identity(row.config(0)))) for row in part.rows]
+    lines = [Line(table, row, results.of(row.identity)) for row in part.rows]
     columns = [c for c in table.columns if not c.optional or any(line.values(c) for line in lines)]
     ratios = _ratios(table, part, results)
     headers = ["row", *(column.title for column in columns), *(ratio.title for ratio in ratios)]
     yield from (f"**{part.title}**", "")
     if part.about:
         yield from (part.about, "")
-    yield _cells([*headers, "seeds", "seconds a run", "preset"])
+    yield _cells([*headers, "seeds", "seconds a run", "command"])
     yield "|" + "---|" * (len(headers) + 3)
     for line in lines:
         shares = [ratio.cell(line) for ratio in ratios]
-        tail = [line.seeds, line.seconds, f"`{' '.join((line.row.preset, *line.row.overrides))}`"]
+        tail = [line.seeds, line.seconds, f"`fedloom run {' '.join((line.row.preset, *line.row.overrides))}`"]
         yield _cells([line.row.name, *(line.cell(column) for column in columns), *shares, *tail])
     yield ""
     if order := _order(table, lines):
@@ -150,7 +150,7 @@ def _ratios(table: Table, part: Part, results: Results) -> list[Ratio]:
         return []
     other = load_table(part.reference.table) if part.reference.table else table
     (row,) = other.chosen([part.reference.row])
-    reference = Line(other, row, results.of(identity(row.config(0))))
+    reference = Line(other, row, results.of(row.identity))
     return [Ratio(table.column(title), reference) for title in table.compared]
 
 

@@ -22,7 +22,7 @@ from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures
 from fedloom.reproduction.results import Result, Results, result_path
-from fedloom.reproduction.tables import Row, Table, identity
+from fedloom.reproduction.tables import Row, Table
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
 
 DOWNSTREAM = "downstream"  # beside the names of metrics
@@ -38,15 +38,11 @@ class Task:
 
     table: str
     row: Row
+    identity: str  # of the row
     trial: Trial
     settings: EvaluationConfig
     wanted: tuple[str, ...]  # all that must have been measured
     result: Path
-
-    @property
-    def identity(self) -> str:
-        """Of its settings."""
-        return identity(self.trial.config)
 
     @property
     def paper(self) -> Path:
@@ -80,12 +76,12 @@ def tasks_of(
 ) -> list[Task]:
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
     tasks: dict[tuple[str, int], Task] = {}
-    chosen = [(table, row) for table in tables for row in table.chosen(rows)]
+    chosen = [(table, row, row.identity) for table in tables for row in table.chosen(rows)]
     for seed in range(seeds):
-        for table, row in chosen:
+        for table, row, known_as in chosen:
             config = row.config(seed, more)
             settings = table.settings(row, config)
-            key = identity(config), seed
+            key = known_as, seed
             extra = [DOWNSTREAM] * table.downstream + [f"{INCEPTION}/{name}" for name in FID if inception]
             earlier = tasks[key].wanted if key in tasks else ()
             wanted = tuple(dict.fromkeys([*earlier, *settings.metrics, *extra]))
@@ -96,7 +92,7 @@ def tasks_of(
             plain = replace(config, evaluation=EvaluationConfig(metrics=(), trackers=()))
             name = "-".join((*table.name.split("/"), *row.id.split("/"), f"seed-{seed}"))
             path = result_path(papers / table.paper, table.name, row.id, seed)
-            tasks[key] = Task(table.name, row, Trial(name, plain), settings, wanted, path)
+            tasks[key] = Task(table.name, row, known_as, Trial(name, plain), settings, wanted, path)
     known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
     return [
         task

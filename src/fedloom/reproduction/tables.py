@@ -45,12 +45,20 @@ class Row:
 
     def config(self, seed: int, more: Sequence[str] = ()) -> Config:
         """The experiment; ``more`` may say where data lie and where it runs, not what is learned."""
+        declared = load_config(self.preset, [*self.overrides, f"seed={seed}"])
+        if not more:
+            return declared
         config = load_config(self.preset, [*self.overrides, f"seed={seed}", *more])
-        if more and identity(config) != identity(load_config(self.preset, [*self.overrides, f"seed={seed}"])):
+        if identity(replace(config, data=replace(config.data, path=declared.data.path))) != identity(declared):
             raise ConfigError(
                 f"{' '.join(more)} would make another experiment of row '{self.id}'; allowed here are {ELSEWHERE}"
             )
         return config
+
+    @property
+    def identity(self) -> str:
+        """Of its runs."""
+        return identity(self.config(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +138,10 @@ def load_table(name: str) -> Table:
 def identity(config: Config) -> str:
     """What a run is, whatever its seed: a hash of the settings that are not at their defaults.
 
-    Where it runs, where its data lie and how it is measured afterwards do not matter; settings that are added to
-    fedloom later do not change it.
+    Where it runs and how it is measured afterwards do not matter; settings that are added to fedloom later do not
+    change it.
     """
-    plain = replace(config, seed=0, evaluation=EvaluationConfig(), data=replace(config.data, path=""))
+    plain = replace(config, seed=0, evaluation=EvaluationConfig())
     settings = plain.to_mapping()
     del settings["name"], settings["engine"]
     told = _without(settings, Config().to_mapping())
