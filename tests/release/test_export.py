@@ -35,10 +35,12 @@ def _images(method: str, *overrides: str) -> fedloom.Config:
     return tiny_config(f"method.name={method}", *overrides)
 
 
+REFINED = ("method.flow=[8]", "method.flow_steps=1", "method.refiner=[3, 4]", "method.refiner_steps=1")
 CASES = [(name, ()) for name in sorted(recipes()) if name != "linear_head"] + [  # which classifies
     ("fissionvae", ("method.hierarchy=true", "method.prior=wave")),
     ("fissionvae", ("method.prior=random",)),
     ("fedvae", ("model.lipschitz=2.0",)),
+    ("flow_vae", REFINED),
 ]
 
 
@@ -64,6 +66,7 @@ def test_generators_read_back_sample_the_same(
         ("fedvae", ("model.network=conv", "model.channels=[4,8]", "model.lipschitz=2.0"), "z1"),
         ("dp_cvae", ("method.prior_variance=class",), "x"),
         ("flow", ("method.steps=2",), "flow"),
+        ("flow_vae", REFINED, "refined"),
     ],
     ids=str,
 )
