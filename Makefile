@@ -7,6 +7,9 @@ DEMO := runs/demo
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# No test begins later than this, and none takes more than 360 s: below 45 minutes in all.
+SYSTEM_SECONDS := 2250
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-system lint docs format clean
 
@@ -33,7 +36,7 @@ test: $(VENV)/.installed ## run the whole test suite
 test-system: $(VENV)/.installed ## run the tests that need a browser and nginx (Debian's are installed if they are missing)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && test -x /usr/sbin/nginx \
 		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver nginx-light; }
-	$(BIN)/pytest -m system
+	$(BIN)/pytest -m system --session-timeout $(SYSTEM_SECONDS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff check .

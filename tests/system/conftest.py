@@ -1,16 +1,18 @@
 """Tests that need more than Python: run by ``make test-system``, left out of every other call.
 
 Debian packages chromium and chromium-driver, and selenium from PyPI. Selenium is told where both programs are, so it
-downloads nothing.
+downloads nothing. The federation's tests need Debian's nginx-light.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from places import Ground, Place
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -42,3 +44,29 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     driver = Chrome(options=options, service=Service(programs["chromedriver"]))
     yield driver
     driver.quit()
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let fixtures know that their test has failed."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    found = Ground(tmp_path_factory.mktemp("federation"))
+    yield found
+    found.leave()
+
+
+@pytest.fixture
+def place(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A federation of three silos with all of them there; after a test that failed the next one gets another."""
+    yield ground.place()
+    if request.node.stash.get(FAILED, False):
+        ground.leave()

@@ -1,0 +1,234 @@
+"""A federation of three silos as processes of this machine, with TLS, keys and the proxy, for tests that disturb it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import tomli_w
+
+from fedloom.config import Config
+from fedloom.deployment.demo import Neighbourhood, running, settle
+from fedloom.deployment.following import resume_at, run_at
+from fedloom.deployment.joining import Joining
+from fedloom.deployment.processes import SOONEST, Child
+from fedloom.deployment.serving import Serving
+from fedloom.engines.flower.rules import RoundRules
+from fedloom.experiment import train
+from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.files import read_lines
+from fedloom.runs.folder import RunFolder
+from fedloom.streams import Streams
+from support import equal_bits, tiny_config
+
+RULES = RoundRules(deadline=240.0, grace=200.0, minimum=1, extensions=0)
+DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=filter")
+METHODS = {
+    "fissionvae-d": ("method.name=fissionvae",),
+    "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),
+    "dp-sgd": ("method.name=fedvae", *DP),
+}
+POLICY = """\
+methods = ["fedvae", "fissionvae", "align_fl"]
+blocks = ["encoder", "decoder"]
+privacy = "none"
+noise = "test"
+"""
+DISHONEST = Path(__file__).parent / "system" / "dishonest"
+
+
+def private(epsilon: float, noise: str) -> str:
+    """A policy of silos that let nothing leave without DP-SGD."""
+    asked = POLICY.replace('"none"', '"dp-sgd"').replace('"test"', f'"{noise}"')
+    return f"{asked}max_epsilon = {epsilon}\nmax_delta = 0.1\n"
+
+
+def config_of(*overrides: str) -> Config:
+    return tiny_config("engine.name=reference", "rounds=2", "data.silos=2", *overrides)
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Until something is so; the test fails if it does not come about in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {seconds:g} seconds")
+        time.sleep(0.1)
+
+
+def pid(child: Child) -> int:
+    assert child.process is not None
+    return child.process.pid
+
+
+def asked_now(silo: Joining) -> bool:
+    """Whether somebody has called the worker: beside its own door the system then lists a connection to it."""
+    door = str(silo._runtime / "worker")
+    return sum(line.endswith(door) for line in Path("/proc/net/unix").read_text().splitlines()) > 1
+
+
+def halted(child: Child) -> bool:
+    return Path(f"/proc/{pid(child)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@dataclass
+class Place:
+    """A running federation of three silos."""
+
+    folder: Path
+    federation: Federation
+    place: Neighbourhood
+    serving: Serving
+    joined: list[Joining]
+    said: list[str] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)  # nothing more is done to it
+
+    def run(self, name: str, *overrides: str) -> Path:
+        """A run, and beside it the reference's."""
+        train(config_of(*overrides), self.folder / f"{name}-reference", self.federation)
+        return self.run_alone(name, *overrides)
+
+    def run_alone(self, name: str, *overrides: str) -> Path:
+        run_at(self.place.server, config_of(*overrides), self.folder / name, self.said.append)
+        return self.folder / name
+
+    def resume(self, name: str) -> None:
+        resume_at(self.place.server, RunFolder.open(self.folder / name), self.said.append)
+
+    def same(self, name: str) -> bool:
+        ours, theirs = load_checkpoint(self.folder / name), load_checkpoint(self.folder / f"{name}-reference")
+        return ours.round == theirs.round and equal_bits(ours.server, theirs.server)
+
+    def own_name(self, name: str) -> str:
+        """Under which silos know a run."""
+        return str(RunFolder.open(self.folder / name).environment["engine_choice"]["run"])
+
+    def participants(self, name: str) -> list[list[int]]:
+        return [row["participants"] for row in RunFolder.open(self.folder / name).metrics()]
+
+    def events(self, name: str, kind: str) -> list[tuple[int, str]]:
+        rows = read_lines(self.folder / name / "silos.jsonl")
+        return [(row["round"], row["silo"]) for row in rows if row["event"] == kind]
+
+    def reasons(self, name: str, kind: str) -> list[str]:
+        rows = read_lines(self.folder / name / "silos.jsonl")
+        return [row.get("reason", "") for row in rows if row["event"] == kind]
+
+    @contextlib.contextmanager
+    def ruled(self, rules: RoundRules) -> Iterator[None]:
+        """Other rules for the runs of a block: the server reads them at a run's start."""
+        path = self.place.server.path / "federation.toml"
+        before = path.read_text()
+        tree = {"charter": self.place.server.charter.to_mapping(), "server": asdict(self.place.server.settings)}
+        path.write_text(tomli_w.dumps(tree | {"rounds": asdict(rules)}))
+        try:
+            yield
+        finally:
+            path.write_text(before)
+
+    @contextlib.contextmanager
+    def agreeing(self, policy: str) -> Iterator[None]:
+        """Another policy at every silo for a block, with ledgers that begin and end with it."""
+        for home in self.place.silos:
+            (home.path / "policy.toml").write_text(policy)
+        try:
+            yield
+        finally:
+            for home in self.place.silos:
+                (home.path / "policy.toml").write_text(POLICY)
+                (home.path / "ledger.sqlite").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def dishonest(self, silo: Joining, *damages: tuple[int, str]) -> Iterator[None]:
+        """A worker that does something wrong in some rounds, once for each entry (dishonest/sitecustomize.py)."""
+        plan = self.folder / "damages.json"
+        plan.write_text(json.dumps(damages))
+        honest = silo.worker.environment
+        silo.worker.environment = {**honest, "PYTHONPATH": str(DISHONEST), "DAMAGES": str(plan)}
+        try:
+            self.start_again(silo)
+            yield
+            assert json.loads(plan.read_text()) == []  # everything was done
+        finally:
+            silo.worker.environment = honest
+            self.start_again(silo)
+
+    def start_again(self, silo: Joining) -> None:
+        """End a silo's worker; it is started again by itself."""
+        lives, silo.worker.pause = _lives(silo), SOONEST
+        os.kill(pid(silo.worker), signal.SIGKILL)
+        wait_for(lambda: _lives(silo) > lives, f"the worker of silo '{silo.home.name}' comes back")
+
+    def when(self, condition: Callable[[], bool], do: Callable[[], None]) -> threading.Thread:
+        """Do something once, as soon as something is so."""
+
+        def watch() -> None:
+            wait_for(lambda: self.left.is_set() or condition(), "what a test waits for to disturb a run", 240)
+            if not self.left.is_set():
+                do()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        return thread
+
+    def wait_until_all_are_there(self) -> None:
+        def there() -> bool:
+            online = sum(node.status == "online" for node in self.serving.control.nodes())
+            return online == len(self.joined) and all(map(_lives, self.joined))
+
+        wait_for(lambda: self.serving.control.answers and there(), "all silos are there", 150)
+
+
+def _lives(silo: Joining) -> int:
+    """How often a silo's worker was ready."""
+    return silo.worker.last_words(10**6).count("INFO ready")
+
+
+class Ground:
+    """Where a place stands: the same for all tests, until one has failed; the next one gets another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._built, self._stack = folder, 0, ExitStack()
+        self._place: Place | None = None
+
+    def place(self) -> Place:
+        """With all silos there."""
+        try:
+            if self._place is None:
+                self._built += 1
+                self._place = self._stack.enter_context(standing(self._folder / str(self._built)))
+            self._place.wait_until_all_are_there()
+        except BaseException:
+            self.leave()
+            raise
+        return self._place
+
+    def leave(self) -> None:
+        """Stop everything."""
+        self._place = None
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def standing(folder: Path) -> Iterator[Place]:
+    """A federation that is started, and stopped after the block."""
+    config, said = config_of(), list[str]()
+    whole = build_federation(config.data, Streams(config.seed))
+    federation = replace(whole, silos=whole.silos[:3])
+    found = settle(folder, federation, POLICY, RULES, proxy=True)
+    with running(found, said.append, proxy=True) as (serving, joined):
+        place = Place(folder, federation, found, serving, joined, said)
+        try:
+            yield place
+        finally:
+            place.left.set()

@@ -1,0 +1,184 @@
+"""Whatever breaks in a federation of separate processes: it is said by name, nothing is lost, nothing is paid twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import sqlite3
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fedloom.deployment.joining import Joining
+from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.shelf import Shelf
+from fedloom.errors import FedloomError
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.files import read_lines
+from fedloom.runs.folder import RunFolder
+from local_grid import Deployment
+from places import METHODS, RULES, Place, asked_now, config_of, halted, pid, private
+from support import equal_bits
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(360)]
+FISSION = METHODS["fissionvae-d"]
+ENDED = "the silo's worker ended before it had answered"
+
+
+def test_a_worker_that_is_killed_in_mid_round_is_started_again(place: Place) -> None:
+    name, silo = "worker-killed", place.joined[0]
+    os.kill(pid(silo.worker), signal.SIGSTOP)  # so that it cannot answer before it is killed
+    place.when(lambda: asked_now(silo), lambda: os.kill(pid(silo.worker), signal.SIGKILL))
+    place.run(name, *FISSION)
+    assert (1, silo.home.name) in place.events(name, "failed")
+    assert any(ENDED in reason for reason in place.reasons(name, "failed"))
+    assert place.same(name)
+
+
+def test_a_full_disk_at_a_silo_is_said_and_the_run_goes_on(place: Place) -> None:
+    name, silo = "disk-full", place.joined[1]
+    resource.prlimit(pid(silo.worker), resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        place.run(name, *FISSION)
+    finally:
+        resource.prlimit(pid(silo.worker), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert place.participants(name) == [[0, 2], [0, 2]]
+    assert set(place.reasons(name, "failed")) == {f"silo '{silo.home.name}' failed; its own log says why"}
+    kept = silo.home.path / "rounds" / place.own_name(name)
+    assert kept.is_dir()
+    assert Shelf(kept).rounds() == []
+
+
+def test_a_slow_silo_is_not_waited_for_beyond_the_deadline(place: Place) -> None:
+    name, silo = "slow", place.joined[2]
+    os.kill(pid(silo.worker), signal.SIGSTOP)
+    wake = place.when(
+        lambda: (1, silo.home.name) in place.events(name, "missing"),
+        lambda: os.kill(pid(silo.worker), signal.SIGCONT),
+    )
+    with place.ruled(replace(RULES, deadline=40.0)):
+        place.run(name, *FISSION)
+    wake.join()
+    assert place.events(name, "missing") == [(1, silo.home.name)]
+    assert place.events(name, "late") == [(1, silo.home.name)]
+    assert place.participants(name) == [[0, 1], [0, 1, 2]]
+
+
+def test_a_server_that_is_killed_goes_on_as_a_new_run(place: Place) -> None:
+    name, silo = "superlink-killed", place.joined[0].home.name
+    kill = place.when(
+        lambda: (2, silo) in place.events(name, "asked"),
+        lambda: os.killpg(pid(place.serving.superlink), signal.SIGKILL),
+    )
+    with pytest.raises(FedloomError, match="the run's process at the server has ended"):
+        place.run(name, *FISSION)
+    kill.join()
+    assert RunFolder.open(place.folder / name).rounds_done == 1
+    place.wait_until_all_are_there()
+    place.resume(name)
+    assert place.same(name)
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_a_node_that_is_killed_comes_back(place: Place, moment: str) -> None:
+    """With time enough for it nothing is missing in the end: the result is that of an undisturbed run."""
+    name, silo = f"node-killed-{moment}", place.joined[1]
+
+    def kill() -> None:
+        os.killpg(pid(silo.node), signal.SIGKILL)
+
+    if moment == "before":
+        kill()
+    else:
+        kind = {"during": "asked", "after": "answered"}[moment]
+        place.when(lambda: (1, silo.home.name) in place.events(name, kind), kill)
+    place.run(name, *FISSION)
+    assert place.same(name)
+
+
+DAMAGES = {
+    "nan": "silo 'mnist-1' sent values that are not finite in '.*' in round 1",
+    "shapes": "silo 'mnist-1' tried to send tensor '.*' of shape .* in block '.*', which its sharing plan",
+    "norms": "silo 'mnist-1' sent an update of '.*@.*' with norm .*, more than 5 times the",
+    "undeclared": "silo 'mnist-1' tried to send block 'records@all', which its sharing plan does not send up",
+}
+
+
+def test_a_silo_that_lies_is_rejected_by_name_until_it_is_honest(place: Place) -> None:
+    """One lie a round, and the result is that of a run from which the silo was absent as long."""
+    name, silo, overrides = "dishonest", place.joined[1], (*FISSION, f"rounds={len(DAMAGES) + 1}")
+    with place.dishonest(silo, *enumerate(DAMAGES, start=1)):
+        place.run_alone(name, *overrides)
+    assert place.events(name, "rejected") == [(number, "mnist-1") for number in range(1, len(DAMAGES) + 1)]
+    for reason, expected in zip(place.reasons(name, "rejected"), DAMAGES.values(), strict=True):
+        assert re.match(expected, reason)
+    assert place.participants(name) == [[0, 2]] * len(DAMAGES) + [[0, 1, 2]]
+
+    honest = Deployment(place.folder / f"{name}-absent", config_of(*overrides), place.federation)
+    handler = honest.grid.handlers["mnist-1"]
+    absent = Frame({"kind": "refused"})
+    honest.grid.handlers["mnist-1"] = lambda task: absent if task.header["round"] <= len(DAMAGES) else handler(task)
+    theirs = load_checkpoint(honest.run().folder.path)
+    assert equal_bits(load_checkpoint(place.folder / name).server, theirs.server)
+
+
+def test_a_client_app_that_raises_is_asked_again(place: Place) -> None:
+    name, silo = "app-raises", place.joined[1]
+    with place.dishonest(silo, (1, "nonsense")):
+        place.run(name, *FISSION)
+    assert place.events(name, "failed") == [(1, silo.home.name)]
+    assert "this is no whole frame" in place.reasons(name, "failed")[0]
+    assert place.same(name)
+
+
+@pytest.mark.parametrize(
+    ("noise", "damage", "paid"), [("test", "unfinished", 1), ("secure", "unfinished", 2), ("secure", "killed", 1)]
+)
+def test_a_worker_that_is_killed_in_a_private_round_pays_for_what_it_made(
+    place: Place, noise: str, damage: str, paid: int
+) -> None:
+    """What was finished is sent again, free. What was not is made again: noise that cannot be repeated costs again."""
+    name, silo = f"private-{noise}-{damage}", place.joined[1]
+    with place.agreeing(private(50.0, noise)), place.dishonest(silo, (1, damage)):
+        place.run(name, *METHODS["dp-sgd"])
+        assert [charges(place, name, each) for each in place.joined] == [{1: 1, 2: 1}, {1: paid, 2: 1}, {1: 1, 2: 1}]
+    assert place.events(name, "failed") == [(1, silo.home.name)]
+    assert ENDED in place.reasons(name, "failed")[0]
+    assert place.same(name) == (noise == "test")
+    assert_all_that_left_is_logged(place, name)
+
+
+def test_a_node_that_is_killed_in_a_private_round_costs_nothing_more(place: Place) -> None:
+    """The update is made and kept when the node dies; the same bytes are sent when it is back."""
+    name, silo = "private-node-killed", place.joined[1]
+
+    def kill() -> None:
+        os.killpg(pid(silo.node), signal.SIGKILL)
+        os.kill(pid(silo.worker), signal.SIGCONT)
+
+    with place.agreeing(private(50.0, "secure")), place.dishonest(silo, (1, "halted")):
+        place.when(lambda: halted(silo.worker), kill)
+        place.run_alone(name, *METHODS["dp-sgd"])
+        assert [charges(place, name, each) for each in place.joined] == [{1: 1, 2: 1}] * 3
+    assert Counter(place.events(name, "asked"))[(1, silo.home.name)] == 2
+    assert_all_that_left_is_logged(place, name)
+
+
+def charges(place: Place, name: str, silo: Joining) -> dict[int, int]:
+    """How often a silo paid in each round of a run."""
+    query = "SELECT round, count(*) FROM charges WHERE run = ? GROUP BY round"
+    with sqlite3.connect(silo.home.path / "ledger.sqlite") as ledger:
+        return dict(ledger.execute(query, (place.own_name(name),)).fetchall())
+
+
+def assert_all_that_left_is_logged(place: Place, name: str) -> None:
+    """Every silo took part in every round, and what came from it is what its own log says has left."""
+    assert place.participants(name) == [[0, 1, 2], [0, 1, 2]]
+    came = {(row["silo"], row["round"]): row["sha256"] for row in read_lines(place.folder / name / "egress.jsonl")}
+    for silo in place.joined:
+        own = silo.home.path / "runs" / place.own_name(name) / "egress.jsonl"
+        assert {(row["silo"], row["round"]): row["sha256"] for row in read_lines(own)}.items() <= came.items()
+        assert len(read_lines(own)) == 2
