@@ -122,6 +122,15 @@ def test_a_grant_can_be_lowered_but_not_raised(tmp_path: Path) -> None:
         data_ledger(path, SILO, 4.0, 1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [3.0, 1.0])
+def test_records_and_subjects_are_not_counted_in_one_ledger(tmp_path: Path, epsilon: float) -> None:
+    path = tmp_path / "ledger.sqlite"
+    data_ledger(path, SILO, 3.0, 1e-5, unit="subject").close()
+    data_ledger(path, SILO, epsilon, 1e-5, unit="subject").close()
+    with pytest.raises(GrantError, match=r"keeps account of each subject of silo 'north', but privacy.unit = 'record'"):
+        data_ledger(path, SILO, epsilon, 1e-5)
+
+
 def test_what_was_only_counted_can_be_bounded_later(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     data_ledger(path, SILO, math.inf, 1e-5).close()

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
-from fedloom.privacy.ledger import BudgetSpentError, Ledger, read_accounts
+from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger, read_accounts
 from privacy.sqlite_faults import BUDGET, EVENT, compete, live
 
 
@@ -160,6 +162,7 @@ def test_the_statement_tells_what_is_spent_and_left_per_silo_and_release(ledger:
         "epsilon": 50,
         "delta": 1e-5,
         "accountant": "rdp",
+        "unit": "record",
         "spent": pytest.approx(BUDGET.spent(both)),
         "left": pytest.approx(50 - BUDGET.spent(both)),
         "releases": [
@@ -176,8 +179,25 @@ def test_a_ledger_of_other_data_or_another_budget_is_refused(ledger: Ledger) -> 
         ledger.enrol("north", "changed", BUDGET)
     with pytest.raises(FedloomError, match=r"grants silo 'north' epsilon 50 .* epsilon 99"):
         ledger.enrol("north", "digest", Budget(99.0, 1e-5, "rdp"))
+    with pytest.raises(GrantError, match=r"keeps account of each record of silo 'north', but privacy.unit = 'subject'"):
+        ledger.enrol("north", "digest", replace(BUDGET, unit="subject"))
     with pytest.raises(FedloomError, match="no account for silo 'south'"):
         ledger.charge("run", "south", 1, "training", EVENT, content=None)
+
+
+def test_a_ledger_that_did_not_note_the_unit_is_read_and_charged_no_more(ledger: Ledger) -> None:
+    """As the first version wrote it."""
+    ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(ledger.path)) as older:
+        older.execute("ALTER TABLE silos DROP COLUMN unit")
+        older.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        (account,) = read_accounts(ledger.path)
+        assert account.budget == replace(BUDGET, unit="unknown")
+        assert account.spent == BUDGET.spent([EVENT])
+    with pytest.raises(GrantError, match=r"begun by an older version, .* records or of subjects of silo 'north'"):
+        Ledger(ledger.path).enrol("north", "digest", BUDGET)
 
 
 def test_files_that_are_no_ledgers_are_refused(tmp_path: Path) -> None:

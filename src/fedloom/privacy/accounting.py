@@ -149,6 +149,9 @@ def renyi_divergence(noise: float, rate: float, order: Vector) -> Vector:
     return divergence
 
 
+Unit = Literal["record", "subject", "unknown"]  # unknown: of ledgers that did not note it
+
+
 @dataclass(frozen=True)
 class Budget:
     """How much may be spent on one silo's data, and by whose reckoning; an infinite epsilon is only counted."""
@@ -156,6 +159,7 @@ class Budget:
     epsilon: float
     delta: float
     accountant: Literal["pld", "rdp", "filter"] = "pld"
+    unit: Unit = "record"  # whose coming or going it hides; costs for different units do not add up
 
     def __post_init__(self) -> None:
         if not self.epsilon > 0:

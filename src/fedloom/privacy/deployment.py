@@ -16,7 +16,7 @@ from pathlib import Path
 from fedloom.config import PrivacyConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Silo
-from fedloom.privacy.accounting import Budget, check_delta, default_delta
+from fedloom.privacy.accounting import Budget, Unit, check_delta, default_delta
 from fedloom.privacy.ledger import Ledger
 
 
@@ -28,7 +28,7 @@ def check_deployable(settings: PrivacyConfig) -> None:
         )
 
 
-def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0) -> Ledger:
+def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0, *, unit: Unit = "record") -> Ledger:
     """The ledger of a silo's data at a path, bound to them and to what their operator grants for good.
 
     ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n). What is only counted, up to an infinite
@@ -37,11 +37,11 @@ def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0) -> L
     """
     granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
     ledger = Ledger(path)
-    budget = Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld")
+    budget = Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld", unit)
     try:
         known = ledger.budget_of(silo.name)
         if known is not None and epsilon < known.epsilon:
-            ledger.enrol(silo.name, silo.digest, replace(known, delta=granted))
+            ledger.enrol(silo.name, silo.digest, replace(known, delta=granted, unit=unit))
             ledger.tighten(silo.name, budget)
         else:
             ledger.enrol(silo.name, silo.digest, budget)

@@ -20,14 +20,14 @@ from typing import Any
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
 
-APPLICATION, SCHEMA = 0x666C6564, 1  # "fled"
+APPLICATION, SCHEMA = 0x666C6564, 2  # "fled"
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
 UPDATE, PRETRAINING = "update", "pretraining"
 WAIT = 60.0  # seconds that a process waits for another's charge
 
 _TABLES = (
     "CREATE TABLE silos (silo TEXT PRIMARY KEY, data TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,"
-    " accountant TEXT NOT NULL)",
+    " accountant TEXT NOT NULL, unit TEXT NOT NULL)",
     "CREATE TABLE charges (number INTEGER PRIMARY KEY, run TEXT NOT NULL, silo TEXT NOT NULL REFERENCES silos,"
     " round INTEGER NOT NULL, release TEXT NOT NULL, attempt INTEGER NOT NULL, event TEXT NOT NULL, content TEXT,"
     " UNIQUE (run, silo, round, release, attempt))",
@@ -38,6 +38,8 @@ _TABLES = (
         for change in ("UPDATE", "DELETE")
     ),
 )
+# Schema 1 did not note what a silo's charges protect.
+_MIGRATION = ("ALTER TABLE silos ADD COLUMN unit TEXT NOT NULL DEFAULT 'unknown'", f"PRAGMA user_version = {SCHEMA}")
 
 
 def told(epsilon: float) -> str:
@@ -101,6 +103,7 @@ class Account:
             "epsilon": finite(self.budget.epsilon),
             "delta": self.budget.delta,
             "accountant": self.budget.accountant,
+            "unit": self.budget.unit,
             "spent": finite(self.spent),
             "left": finite(self.left),
             "releases": [{"name": r.name, "charges": r.charges, "spent": finite(r.spent)} for r in self.releases],
@@ -126,9 +129,16 @@ class Ledger:
                         *_TABLES,
                     ):
                         self._connection.execute(statement)
-        if (self._value("PRAGMA application_id"), self._value("PRAGMA user_version")) != (APPLICATION, SCHEMA):
+                elif self._version == (APPLICATION, 1):
+                    for statement in _MIGRATION:
+                        self._connection.execute(statement)
+        if self._version != (APPLICATION, SCHEMA):
             self.close()
             raise RunFolderError(f"{path} is not a ledger that this version of fedloom can read")
+
+    @property
+    def _version(self) -> tuple[int, int]:
+        return self._value("PRAGMA application_id"), self._value("PRAGMA user_version")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -139,12 +149,22 @@ class Ledger:
         with self._explained(), self._transaction():
             known = self._account_of(silo)
             if known is None:
-                values = (silo, data, budget.epsilon, budget.delta, budget.accountant)
-                self._connection.execute("INSERT INTO silos VALUES (?, ?, ?, ?, ?)", values)
+                values = (silo, data, budget.epsilon, budget.delta, budget.accountant, budget.unit)
+                self._connection.execute("INSERT INTO silos VALUES (?, ?, ?, ?, ?, ?)", values)
                 return
         if known[0] != data:
             raise GrantError(
                 f"{self.path} keeps account of other data than those of silo '{silo}': a budget belongs to its data"
+            )
+        if known[1].unit == "unknown":
+            raise GrantError(
+                f"{self.path} was begun by an older version, which did not note whether it keeps account of records or "
+                f"of subjects of silo '{silo}': it can be read, and nothing more be charged to it"
+            )
+        if known[1].unit != budget.unit:
+            raise GrantError(
+                f"{self.path} keeps account of each {known[1].unit} of silo '{silo}', but privacy.unit = "
+                f"'{budget.unit}' is asked for: the costs of the two do not add up"
             )
         if known[1] != budget:
             raise GrantError(
@@ -293,7 +313,7 @@ class Ledger:
         )
 
     def _account_of(self, silo: str) -> tuple[str, Budget] | None:
-        rows = self._rows("SELECT data, epsilon, delta, accountant FROM silos WHERE silo = ?", silo)
+        rows = self._rows("SELECT data, epsilon, delta, accountant, unit FROM silos WHERE silo = ?", silo)
         return (rows[0][0], Budget(*rows[0][1:])) if rows else None
 
     def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:

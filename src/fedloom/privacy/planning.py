@@ -122,12 +122,12 @@ class SiloPlan:
         settings = self.settings
         delta = check_delta(settings.delta, self.units) if settings.delta else default_delta(self.units)
         epsilon = settings.budgets.get(self.silo, settings.epsilon) or math.inf
-        return Budget(epsilon, delta, settings.accountant)
+        return Budget(epsilon, delta, settings.accountant, settings.unit)
 
     @property
     def budget(self) -> Budget:
         """What the ledger holds the silo to; where there is no guarantee, no budget could ever be kept."""
-        return Budget(math.inf, self.granted.delta, self.granted.accountant) if self.problem else self.granted
+        return replace(self.granted, epsilon=math.inf) if self.problem else self.granted
 
     @cached_property
     def noise(self) -> dict[int, float]:

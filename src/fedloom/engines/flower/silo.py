@@ -150,7 +150,8 @@ class SiloService:
             if stored is None:
                 store(stored := make())
             return stored
-        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, prepared.grant.epsilon)
+        unit = prepared.plan.settings.unit
+        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, prepared.grant.epsilon, unit=unit)
         try:
             return ledger.released(
                 order.run,
