@@ -192,7 +192,9 @@ def measured(row: Row, seeds: Sequence[int], noise: dict[str, float], wanted: Me
     start = time.perf_counter()
     runs = [Run(row, row.config(seed, noise, wanted.more), wanted) for seed in seeds]
     first, *others = (run.experiment.trainer for run in runs)
-    engine = FusedEngine(first, FusedOptions(device_of(first.config.engine)), packed=others)
+    engine = FusedEngine(
+        first, FusedOptions(device_of(first.config.engine), first.config.engine.precision), packed=others
+    )
     ready = time.perf_counter() - start
     for number in range(1, runs[0].config.rounds + 1):
         outcomes = engine.rounds({index: run.job(number) for index, run in enumerate(runs)})
