@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,19 @@ _MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 
 
+Word = int | Tensor
 Key = tuple[int, int] | tuple[Tensor, Tensor]
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Key) -> tuple[Tensor, ...]:
-    """Ten rounds of Philox-4x32 on int64 tensors that hold 32-bit words; returns four words per counter."""
+def philox(counter: tuple[Tensor, Word, Word, Word], key: Key) -> tuple[Tensor, ...]:
+    """Ten rounds of Philox-4x32 on int64 tensors that hold 32-bit words; returns four words per counter.
+
+    A word that all counters share may be a number, which needs no way to the device and no work there.
+    """
+    c0: Any
+    c1: Any
+    c2: Any
+    c3: Any
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -46,7 +55,7 @@ class Draws(ABC):
     """Everything that can be drawn, whosever key it is drawn with."""
 
     @abstractmethod
-    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:
+    def _key_of(self, purpose: str, silo_word: Word) -> Key:
         """The Philox key of a purpose, for each entry of a counter's silos or for all."""
 
     def words(
@@ -61,10 +70,10 @@ class Draws(ABC):
     ) -> tuple[Tensor, ...]:
         """Four 32-bit words for each index below ``count``; tensors in ``silo`` and ``step`` add leading dimensions."""
         index = torch.arange(count, dtype=torch.int64, device=device)
-        step_word = torch.as_tensor(step, dtype=torch.int64, device=device).unsqueeze(-1)
-        silo_word = torch.as_tensor(silo, dtype=torch.int64, device=device).unsqueeze(-1)
-        round_word = torch.as_tensor(round, dtype=torch.int64, device=device)
-        return philox((index, step_word, round_word, silo_word), self._key_of(purpose, silo_word))
+        step_word, silo_word = (
+            word.to(device, torch.int64).unsqueeze(-1) if isinstance(word, Tensor) else word for word in (step, silo)
+        )
+        return philox((index, step_word, round, silo_word), self._key_of(purpose, silo_word))
 
     def uniform(
         self,
@@ -126,7 +135,7 @@ class Draws(ABC):
         """
         high, low, _, _ = self.words(purpose, count, silo=silo, round=round, step=step, device=device)
         rank = ((high >> 1) << 31) | (low >> 1)
-        last = count - torch.as_tensor(shorter, dtype=torch.int64, device=device).unsqueeze(-1)
+        last = count - (shorter.to(device).unsqueeze(-1) if isinstance(shorter, Tensor) else shorter)
         rank = torch.where(torch.arange(count, device=device) < last, rank, 1 << 62)
         return torch.argsort(rank, dim=-1, stable=True)
 
@@ -146,7 +155,7 @@ class Streams(Draws):
         digest = self.digest(purpose)
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
-    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:  # noqa: ARG002 - all silos have the same
+    def _key_of(self, purpose: str, silo_word: Word) -> Key:  # noqa: ARG002 - all silos have the same
         return self.key(purpose)
 
     def torch_seed(self, purpose: str, *, silo: int = 0) -> int:
@@ -161,7 +170,8 @@ class PackedStreams(Draws):
 
     seeds: tuple[int, ...]
 
-    def _key_of(self, purpose: str, silo_word: Tensor) -> Key:
+    def _key_of(self, purpose: str, silo_word: Word) -> Key:
+        assert isinstance(silo_word, Tensor), "each silo has a seed of its own"
         keys = {seed: Streams(seed).key(purpose) for seed in self.seeds}
         words = torch.tensor([keys[seed] for seed in self.seeds], device=silo_word.device)
         return words[:, 0].reshape(silo_word.shape), words[:, 1].reshape(silo_word.shape)

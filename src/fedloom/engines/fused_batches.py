@@ -84,9 +84,9 @@ class Schedule(Stretches):
         sizes = [len(member.silo) for member in members]
         device = stack.records.x.device
         self._device = device
-        self._number = torch.tensor([member.index for member in members], device=device)
-        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
-        self._size = torch.tensor(sizes, device=device)
+        offsets = [stack.offsets[member.silo] for member in members]
+        facts = torch.tensor([[member.index for member in members], offsets, sizes], device=device)
+        self._number, self._offset, self._size = facts.unbind()
         self._longest = max(sizes)
         epochs = torch.arange(
             max(

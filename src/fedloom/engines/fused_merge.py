@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean
@@ -28,7 +29,7 @@ class StackedMean:
         self, weights: Tensors, positions: Sequence[int], sites: Sequence[Site], updates: Sequence[Update]
     ) -> list[Sum]:
         """What a chunk adds: stacked weights, and where in them each silo lies, with its site and its update."""
-        places = torch.tensor(positions, device=next(iter(weights.values())).device)
+        places = sent_ahead(torch.tensor(positions), next(iter(weights.values())).device)
         parts: list[Sum] = []
         for block, rule in self._plan.blocks.items():
             if not rule.up or rule.scope not in (Scope.GLOBAL, Scope.GROUP):
@@ -55,9 +56,9 @@ class StackedMean:
         for position, (key, update) in enumerate(zip(keys, updates, strict=True)):
             shares[distinct.index(key), position] = weight_of(update, key, scope, self._weighting, self._totals)
         sums: list[Tensors] = [{} for _ in distinct]
+        factors = sent_ahead(shares, next(iter(weights.values())).device)
         for name, stacked in weights.items():
-            flat = stacked.to(torch.float64).reshape(len(keys), -1)
-            products = shares.to(stacked.device) @ flat
+            products = factors @ stacked.to(torch.float64).reshape(len(keys), -1)
             for key, tensors, total in zip(distinct, sums, products, strict=True):
                 tensors[name] = total.reshape(stacked.shape[1:])
                 self._dtypes[key, name] = stacked.dtype
@@ -69,6 +70,11 @@ class StackedMean:
             key: on_host({n: (t / self._weights[key]).to(self._dtypes[key, n]) for n, t in sums.items()})
             for key, sums in self._sums.items()
         }
+
+
+def sent_ahead(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device that may still be at work, without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def on_host(tensors: Tensors) -> Tensors:

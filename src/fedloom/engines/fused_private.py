@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -278,7 +279,7 @@ class PrivateProgram(StackProgram):
             step = self._private_step if number in self._clipped else self._open_step
             gradients, means = step(number, weights, passes, received, silos)
             self._optimizers[number].step(silos, gradients)
-            self._sums[number][:, :silos] += means
+            self._sums[number][:, :silos].add_(means)
 
     def _private_step(
         self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int
@@ -293,8 +294,8 @@ class PrivateProgram(StackProgram):
         for _, _, boundless in found:
             if boundless is not None:
                 self._boundless[:silos] |= boundless
-        rows = torch.stack([each["mask"].sum(dim=1) for each in passes]).sum(dim=0)
-        means = torch.stack([terms for _, terms, _ in found]).sum(dim=0) / rows.clamp_min(1.0)
+        rows = reduce(torch.add, (each["mask"].sum(dim=1) for each in passes))
+        means = reduce(torch.add, (terms for _, terms, _ in found)) / rows.clamp_min(1.0)
         return [gradients[name] for name in self._trained[number]], means
 
     def _open_step(

@@ -129,7 +129,7 @@ class StackProgram:
             mechanism = self._stack.kind.mechanism if phase.touches_records else NoPrivacy()
             gradients = mechanism.gradients(losses, mask, list(leaves.values()))
             self._optimizers[number].step(silos, gradients)
-            self._sums[number][:, :silos] += means
+            self._sums[number][:, :silos].add_(means)
 
     def _lent(self, silos: int) -> Tensors:
         """What the models of the first ``silos`` silos are lent for a step."""

@@ -79,8 +79,10 @@ class LinearVAE(VAE):
         residual = x.flatten(1) - bias - mean @ weight.mT
         identity = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         precision = identity + weight.mT @ weight / self.variance
-        factor = torch.linalg.cholesky(precision)
-        covariance = torch.cholesky_inverse(factor)
+        # Identity plus a square is positive definite; to check it would make a GPU wait, which no recording survives.
+        factor = torch.linalg.cholesky_ex(precision).L
+        inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+        covariance = inverse.mT @ inverse
         projected = residual @ weight / self.variance
         shift = projected @ covariance
         squared = residual.square().sum(dim=1) / self.variance - (projected * shift).sum(dim=1)

@@ -147,7 +147,9 @@ class DPSGD:
         norms = joint_norms(forms)
         bound = self.clipping.bound(bound, norms, mask)
         factors = clip_factors(norms, bound, mask)
-        below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum() * scale.example
+        below = mask.new_zeros(())
+        if self.clipping.share:  # or else nobody asks for it
+            below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum() * scale.example
         factors = factors * scale.example  # here the division costs next to nothing
         return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below, bound)
 
@@ -176,6 +178,8 @@ class DPSGD:
             gradient = gradients[name]
             column = width.reshape(*width.shape, *[1] * (gradient.dim() - width.dim()))
             gradients[name] = gradient.to(width.dtype).addcmul_(noise[name], column).to(gradient.dtype)
+        if not self.clipping.share:
+            return gradients, total.bound
         below = total.below + scale.count * noise[""] + 0.5
         return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
 

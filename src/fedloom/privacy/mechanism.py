@@ -37,6 +37,6 @@ class NoPrivacy:
 
     def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The gradient of the masked mean; a parameter that the losses do not reach gets zeros."""
-        means = (values * mask).sum(dim=-1) / mask.sum(dim=-1)
-        # One silo's mean does not depend on another's parameters, so the sum has each silo's own gradient.
-        return torch.autograd.grad(means.sum(), parameters, allow_unused=True, materialize_grads=True)
+        # One silo's losses do not depend on another's parameters, so that all silos share one backward pass.
+        shares = mask / mask.sum(dim=-1, keepdim=True)
+        return torch.autograd.grad(values, parameters, shares, allow_unused=True, materialize_grads=True)
