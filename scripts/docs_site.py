@@ -1,0 +1,227 @@
+"""A hook of mkdocs: reference pages made from the source, pages from outside docs/, and links between all of them.
+
+A page says ``<!-- made from the source: NAME -->`` where one of MAKERS is to put its tables.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import re
+import tokenize
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import cleandoc, getmodule, getsource
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import fedloom
+from fedloom.cli import app
+from fedloom.cli.catalogue import LISTINGS, Kind
+from fedloom.config import Config, preset_names
+from fedloom.methods.base import recipes
+
+ROOT = Path(__file__).parents[1]
+# Pages of the site that lie elsewhere in the repository.
+OUTSIDE = {
+    **{f"papers/{page.parent.name}.md": page.relative_to(ROOT) for page in sorted(ROOT.glob("papers/*/README.md"))},
+    "contributing.md": Path("CONTRIBUTING.md"),
+    "changelog.md": Path("CHANGELOG.md"),
+}
+PICTURES = sorted(path.relative_to(ROOT) for kind in ("svg", "png") for path in ROOT.glob(f"papers/**/*.{kind}"))
+SITE_PATHS = {
+    "README.md": "index.md",
+    **{str(path): uri for uri, path in OUTSIDE.items()},
+    **{str(path): str(path) for path in PICTURES},
+}
+PLACE = re.compile(r"<!-- made from the source: ([\w-]+) -->")
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
+ROLE = re.compile(r":(class|func|meth|mod):(?=<code>|`)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Take in what lies outside docs/."""
+    for uri, path in OUTSIDE.items():
+        files.append(File.generated(config, uri, content=(ROOT / path).read_text(encoding="utf-8")))
+    for path in PICTURES:
+        files.append(File.generated(config, str(path), abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Put in what is made from the source, and let links lead inside the site."""
+    made = PLACE.sub(lambda place: MAKERS[place[1]](), markdown)
+    return LINK.sub(lambda link: _linked(link, page.file.src_uri), made)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Docstrings name things by roles, which Markdown does not know."""
+    return ROLE.sub("", html)
+
+
+def _linked(link: re.Match[str], page: str) -> str:
+    """A link as the site has it; its text alone where it leads to a file that is no page."""
+    here = str(OUTSIDE.get(page, Path("docs", page)))
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(here), link["path"]))
+    uri = target.removeprefix("docs/") if target.startswith("docs/") else SITE_PATHS.get(target)
+    if uri is None:
+        return link["text"]
+    way = posixpath.relpath(uri, posixpath.dirname(page) or ".")
+    return f"[{link['text']}]({way}{link['anchor'] or ''})"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """What the comments above and beside each field of a dataclass say."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    name = ""
+    for token in tokenize.generate_tokens(io.StringIO(getsource(cls)).readline):
+        text = token.string.removeprefix("#").strip()
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+            above.append(text)
+        elif token.type == tokenize.COMMENT and name:
+            found[name] = " ".join([*filter(None, [found.get(name, "")]), text])
+        elif token.type == tokenize.NAME and re.match(rf"    {token.string}: ", token.line):
+            name = token.string
+            if name not in found:
+                found[name] = " ".join(above)
+            above = []
+    return found
+
+
+def settings_of(cls: type, path: str = "") -> Iterator[tuple[str, type, Field[Any], Any]]:
+    """Every setting below a dataclass: its key, the dataclass, the field and its type."""
+    hints = typing.get_type_hints(cls)
+    for found in fields(cls):
+        key, hint = path + found.name, hints[found.name]
+        if is_dataclass(hint):
+            yield from settings_of(typing.cast("type", hint), f"{key}.")
+        else:
+            yield key, cls, found, hint
+
+
+def settings() -> str:
+    """The configuration tree, a table for each section."""
+    sections: dict[type, list[list[str]]] = {}
+    for key, cls, found, hint in settings_of(Config):
+        key = key.replace("method.options", "method.<option>")
+        sections.setdefault(cls, []).append([f"`{key}`", *_described(cls, found, hint)])
+    parts = []
+    for cls, rows in sections.items():
+        section = rows[0][0].strip("`").rpartition(".")[0]
+        parts.append(f"### {f'`{section}`' if section else 'The experiment'}\n\n{_text(cls)}\n\n")
+        parts.append(table(["key", "default", "allowed", "meaning"], rows) + "\n")
+    return "".join(parts)
+
+
+def _described(cls: type, found: Field[Any], hint: Any) -> list[str]:
+    return [f"`{_default(found)}`", _allowed(found, hint), meanings(cls).get(found.name, "")]
+
+
+def _default(found: Field[Any]) -> str:
+    value = found.default if found.default_factory is MISSING else found.default_factory()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in value) + "]"
+    return str(value)
+
+
+def _allowed(found: Field[Any], hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in typing.get_args(hint))
+    kinds: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
+    origins: dict[Any, str] = {tuple: "list", dict: "table"}
+    kind = kinds.get(hint) or origins.get(typing.get_origin(hint), "")
+    rule = found.metadata.get("rule", "")
+    return rule if rule.startswith("a list") else ", ".join(filter(None, [kind, rule]))
+
+
+def _text(thing: Any) -> str:
+    """A docstring as Markdown."""
+    return ROLE.sub("", cleandoc(thing.__doc__ or "")).replace("``", "`")
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    return "".join(_command(typer.main.get_command(app), "fedloom", None))
+
+
+def _command(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
+    context = click.Context(command, parent, info_name=path.rpartition(" ")[2])
+    if isinstance(command, click.Group):
+        yield f"## `{path}`\n\n{command.help}\n\n{_parameters(command.params)}\n"
+        for name in command.list_commands(context):
+            if (inner := command.get_command(context, name)) is not None:
+                yield from _command(inner, f"{path} {name}", context)
+    else:
+        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        yield f"## `{path}`\n\n{command.help}\n\n```text\n{usage}\n```\n\n{_parameters(command.params)}\n"
+
+
+def _parameters(parameters: Sequence[click.Parameter]) -> str:
+    rows = []
+    for parameter in parameters:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        if isinstance(parameter, click.Argument):
+            names = parameter.human_readable_name
+        shown = getattr(parameter, "show_default", False)
+        default = shown if isinstance(shown, str) else "" if not shown else str(parameter.default)
+        default = "" if default in ("None", "False") else default
+        rows.append([f"`{names}`", getattr(parameter, "help", None) or "", f"`{default}`" if default else ""])
+    return table(["argument or option", "meaning", "default"], rows) if rows else ""
+
+
+def catalogue() -> str:
+    """What 'fedloom list' prints, and what each method can be told."""
+    parts = ["## Methods\n\n"]
+    for name, recipe in recipes().items():
+        parts.append(f"### `{name}`\n\n{_text(getmodule(recipe.make))}\n\n")
+        rows = [
+            [f"`method.{found.name}`", *_described(recipe.options, found, hint)]
+            for _, _, found, hint in settings_of(recipe.options)
+        ]
+        if rows:
+            options = table(["option", "default", "allowed", "remarks"], rows)
+            parts.append(f"{_text(recipe.options)}\n\n{options}\n")
+    for kind in (Kind.DATASETS, Kind.PARTITIONS, Kind.NETWORKS, Kind.PRIORS, Kind.METRICS):
+        rows = [[f"`{name}`", summary] for name, summary in LISTINGS[kind]().items()]
+        parts.append(f"## {kind.value.capitalize()}\n\n{table([kind.value[:-1], 'what it is'], rows)}\n")
+    parts.append("## Presets\n\n" + table(["family", "presets", "an example"], _families()))
+    return "".join(parts)
+
+
+def _families() -> list[list[str]]:
+    """Presets by the folder that they lie in."""
+    families: dict[str, list[str]] = {}
+    for name in preset_names():
+        families.setdefault(posixpath.dirname(name) or "(at the top)", []).append(name)
+    return [[f"`{family}`", str(len(names)), f"`{names[0]}`"] for family, names in families.items()]
+
+
+def api() -> str:
+    """The public names of the package, for mkdocstrings to describe."""
+    return "".join(f"::: fedloom.{name}\n\n" for name in fedloom.__all__)
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "settings": settings,
+    "commands": commands,
+    "catalogue": catalogue,
+    "api": api,
+}
