@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "img", "input", "br"}
+VOID = {"meta", "img", "input", "br", "link"}
 
 
 @dataclass

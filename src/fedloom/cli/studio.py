@@ -18,7 +18,7 @@ def studio(
     host: Annotated[
         str, typer.Option(help="The address to listen at; any but loopback asks for a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8260,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8260,
     token: Annotated[
         str, typer.Option(help="What a browser must bring.", show_default="none on loopback, else a new one")
     ] = "",

@@ -17,6 +17,7 @@ from fedloom.methods.generator import Generator
 from fedloom.privacy.summary import summarise
 from fedloom.reports.audits import AuditFacts, read_audit
 from fedloom.reports.downstream import DownstreamFacts, read_downstream
+from fedloom.reports.health import SiloHealth, health_of
 from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -112,6 +113,7 @@ class RunFacts:
     audit: AuditFacts = field(default_factory=AuditFacts)
     not_for_release: str = ""
     downstream: DownstreamFacts = field(default_factory=DownstreamFacts)
+    health: tuple[SiloHealth, ...] = ()  # of silos that are machines of their own
 
 
 def facts_of(subject: Subject, label: str) -> RunFacts:
@@ -181,6 +183,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         audit=attacked,
         not_for_release=folder.not_for_release,
         downstream=heads,
+        health=health_of(rows("silos.jsonl")),
     )
 
 

@@ -23,10 +23,8 @@ COLUMNS = ("run", "method", "data", "rounds", "best metrics", "privacy", "state"
 
 def page(title: str, body: str, *, here: str = "", scripts: Sequence[str] = (), attributes: str = "") -> str:
     """A whole document; nothing of it is inline but structure."""
-    links = "".join(
-        f'<a href="{address}"{" aria-current=page" if address == here else ""}>{name}</a>'
-        for address, name in PLACES.items()
-    )
+    current = {here: ' aria-current="page"'}
+    links = "".join(f'<a href="{address}"{current.get(address, "")}>{name}</a>' for address, name in PLACES.items())
     modules = "".join(f'<script type="module" src="/static/{name}"></script>' for name in scripts)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +114,8 @@ class Studio:
 
 def _story(entry: Entry) -> Story:
     check(entry)
-    facts = facts_of(subject_of(load(entry.path), NO_RECORDS), entry.name)
+    subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
+    facts = facts_of(subject, entry.name)
     films = {
         group: {
             number: f"/runs/{entry.key}/samples/{number}/{place}?changed={file.lstat().st_mtime_ns}"

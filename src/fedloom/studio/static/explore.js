@@ -151,5 +151,4 @@ view.addEventListener("change", () => {
   gallery();
   begin(state.draw);
 });
-gallery();
-begin(0);
+begin(0).then(gallery);

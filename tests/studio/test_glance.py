@@ -1,0 +1,207 @@
+"""Runs in one line, and how they change while somebody watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.runs.folder import RunFolder
+from fedloom.studio import watch as watching
+from fedloom.studio.catalogue import Catalogue, Entry
+from fedloom.studio.glance import Best, Glance, glance_at
+from fedloom.studio.watch import Sight, Watch
+from support import tiny_config
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    """A run of three rounds that has only begun."""
+    RunFolder.create(tmp_path / "run", tiny_config("rounds=3", "seed=7"))
+    return Entry("key", "run", tmp_path / "run")
+
+
+def log(entry: Entry, *rows: dict[str, Any]) -> None:
+    with (entry.path / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_run_that_has_only_begun(entry: Entry) -> None:
+    found = glance_at(entry)
+    assert (found.title, found.method, found.data, found.seed) == ("demo", "fissionvae", "mixed-mnist-sample", 7)
+    assert (found.rounds_done, found.rounds_planned, found.seconds, found.seconds_left) == (0, 3, None, None)
+    assert (found.best, found.privacy, found.problem) == ((), "no DP guarantee", "")
+    assert found.state(time.time()) == "running"
+
+
+def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: Entry) -> None:
+    hits = {"domain-hit/cnn/n9/group=a": 0.5, "domain-hit/cnn/n9/group=b": 0.9}
+    log(
+        entry,
+        {"round": 1, "seconds": 5.0, "train/kl": 3.0, **hits, "frechet/x/n9": 7.0, "spread/pixels/n9": 1.0},
+        {"round": 2, "seconds": 4.0, "domain-hit/cnn/n9/group=a": 1.0, "frechet/x/n9": 8.0},  # b is missing
+        {"round": 2, "frechet/x/n9/silo=s": 0.1, "frechet/x-prior-of-b/n9": 0.1, "blend/cnn/n9": 0.2},
+    )
+    found = glance_at(entry)
+    assert found.best == (Best("frechet/x", 7.0, 1), Best("domain-hit/cnn", 0.7, 1))
+    assert (found.rounds_done, found.seconds, found.seconds_left) == (2, None, None)
+
+
+def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry: Entry) -> None:
+    log(entry, {"round": 1, "seconds": 4.0, "train/nll": 9.0}, {"round": 2, "seconds": 6.0, "train/nll": 8.0})
+    found = glance_at(entry)
+    assert found.best == (Best("nll", 8.0, 2),)
+    assert (found.seconds, found.seconds_left) == (6.0, 6.0)
+
+
+def test_epsilon_is_what_was_spent_rounded_up(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", tiny_config("privacy.mechanism=dp-sgd", "privacy.epsilon=8"))
+    entry = Entry("key", "run", tmp_path / "run")
+    assert glance_at(entry).privacy == "nothing spent yet"
+    log(entry, {"round": 1, "privacy/epsilon/max": 2.00001})
+    assert glance_at(entry).privacy == "ε 2.001"
+
+
+@pytest.mark.parametrize(
+    ("ended", "seconds", "silence", "state"),
+    [
+        ("", None, 119, "running"),
+        ("", None, 121, "silent"),
+        ("", 60.0, 239, "running"),  # four rounds of a minute
+        ("", 60.0, 241, "silent"),
+        ("finished", None, 1e6, "finished"),
+        ("diverged", None, 0, "diverged"),
+    ],
+)
+def test_a_run_lives_while_there_are_signs_of_life(
+    ended: str, seconds: float | None, silence: float, state: str
+) -> None:
+    glance = Glance(Entry("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
+    assert glance.state(1000.0 + silence) == state
+
+
+def test_how_it_ended_is_read(entry: Entry) -> None:
+    RunFolder.open(entry.path).end("diverged", 2, "a loss that is not finite")
+    assert glance_at(entry).state(time.time()) == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.toml", b"nonsense", "is not valid TOML"),
+        ("run.toml", b'wonders = "many"', "unknown key 'wonders'"),
+        ("status.json", b"{", "status.json is damaged"),
+        ("metrics.jsonl", b"\xff\xfe", "invalid start byte"),
+        ("metrics.jsonl", b"[" * 100_000, "recursion"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_one_sentence(entry: Entry, name: str, content: bytes, words: str) -> None:
+    (entry.path / name).write_bytes(content)
+    found = glance_at(entry)
+    assert words in found.problem
+    assert "\n" not in found.problem
+    assert found.state(time.time()) == "unreadable"
+
+
+@pytest.fixture
+def watch(entry: Entry) -> Watch:
+    """A watch without patience."""
+    return Watch(Catalogue(entry.path.parent), tick=0.0)
+
+
+async def heard(watch: Watch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tuple[str, Sight | None] | None]:
+    """The first event, and the next after each act."""
+    changes = watch.changes(keys)
+    events = [await anext(changes)]
+    for act in acts:
+        assert watch.watchers == 1
+        act()
+        events.append(await anext(changes))
+    await changes.aclose()
+    return events
+
+
+def test_whoever_watches_hears_of_every_change_and_of_nothing_else(entry: Entry, watch: Watch) -> None:
+    folder = RunFolder.open(entry.path)
+    events = asyncio.run(
+        heard(
+            watch,
+            lambda: log(entry, {"round": 1, "seconds": 1.0}),
+            lambda: folder.end("finished", 3),
+            lambda: entry.path.rename(entry.path.with_name("moved")),
+        )
+    )
+    sights = [event[1] for event in events if event is not None]
+    assert [sight.state if sight else None for sight in sights] == ["running", "running", "finished", "finished"]
+    assert [sight.glance.rounds_done for sight in sights if sight] == [0, 1, 1, 1]
+    assert sights[-1] is not None
+    assert sights[-1].glance.entry.name == "moved"
+    assert watch.watchers == 0
+
+
+def test_a_run_that_is_gone_is_said_to_be(entry: Entry, watch: Watch) -> None:
+    (key,) = watch.catalogue.entries()
+    events = asyncio.run(heard(watch, lambda: (entry.path / "run.toml").unlink(), keys=(key,)))
+    assert events[1] == (key, None)
+
+
+def test_a_run_is_read_again_only_when_it_has_changed(
+    entry: Entry, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(watching, "glance_at", lambda one: read.append(one.name) or glance_at(one))
+    for _ in range(3):
+        watch.look()
+    assert read == ["run"]
+    log(entry, {"round": 1})
+    watch.look()
+    assert read == ["run", "run"]
+
+
+def test_all_who_watch_share_one_look(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, looks = Watch(Catalogue(entry.path.parent), tick=1000.0), []
+    look = Watch.look
+    monkeypatch.setattr(Watch, "look", lambda self: looks.append(1) or look(self))
+
+    async def crowd() -> None:
+        everybody = [watch.changes() for _ in range(5)]
+        events = await asyncio.gather(*(anext(one) for one in everybody))
+        assert len(set(events)) == 1
+        for one in everybody:
+            await one.aclose()
+
+    asyncio.run(crowd())
+    assert looks == [1]
+
+
+def test_silence_is_broken_now_and_then_and_ends_when_the_studio_does(
+    entry: Entry, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "HEARTBEAT", 0.0)
+
+    async def listen() -> list[Any]:
+        events = []
+        async for event in watch.changes():
+            events.append(event)
+            watch.closed = len(events) == 3
+        return events
+
+    events = asyncio.run(listen())
+    assert events[1:] == [None, None]
+
+
+def test_a_file_that_is_put_back_with_its_old_time_is_noticed(entry: Entry, watch: Watch) -> None:
+    log(entry, {"round": 1})
+    before = watch.look()
+    other, file = entry.path / "other", entry.path / "metrics.jsonl"
+    found = file.stat()
+    other.write_text(file.read_text().replace("1", "2"))
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(file)
+    after = watch.look()
+    assert [sight.glance.rounds_done for sight in (*before.values(), *after.values())] == [1, 2]
