@@ -82,12 +82,14 @@ def _run(
     console = terminal()
     with console.status("loading"):
         from fedloom.cli.progress import RoundProgress
+        from fedloom.reproduction.bounds import write_bounds
         from fedloom.reproduction.rendering import check_readme
         from fedloom.reproduction.running import Work, carry_out, tasks_of
         from fedloom.sweep import pack_of
 
         for table in tables:
             check_readme(papers / table.paper, table)
+            write_bounds(table, papers)
         pack, workers, minutes = effort
         weights = str(inception) if inception else ""
         tasks = tasks_of(tables, papers, rows=rows, seeds=seeds, more=settings, inception=weights)

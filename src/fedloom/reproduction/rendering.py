@@ -68,7 +68,7 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
     yield "|" + "---|" * (len(headers) + 3)
     for line in lines:
         shares = [ratio.cell(line) for ratio in ratios]
-        tail = [line.seeds, line.seconds, f"`fedloom run {' '.join((line.row.preset, *line.row.overrides))}`"]
+        tail = [line.seeds, line.seconds, f"`{line.row.command or f'fedloom reproduce {table.name}'}`"]
         yield _cells([line.row.name, *(line.cell(column) for column in columns), *shares, *tail])
     yield ""
     if order := _order(table, lines):

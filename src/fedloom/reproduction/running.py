@@ -76,7 +76,7 @@ def tasks_of(
 ) -> list[Task]:
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
     tasks: dict[tuple[str, int], Task] = {}
-    chosen = [(table, row, row.identity) for table in tables for row in table.chosen(rows)]
+    chosen = [(table, row, row.identity) for table in tables for row in table.chosen(rows) if row.preset]
     for seed in range(seeds):
         for table, row, known_as in chosen:
             config = row.config(seed, more)

@@ -42,6 +42,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     published: dict[str, Any] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()  # beside those of the table
+    lipschitz: float = 0.0  # of a decoder, where there is no preset: no run, only what theory says
 
     def config(self, seed: int, more: Sequence[str] = ()) -> Config:
         """The experiment; ``more`` may say where data lie and where it runs, not what is learned."""
@@ -58,7 +59,12 @@ class Row:
     @property
     def identity(self) -> str:
         """Of its runs."""
-        return identity(self.config(0))
+        return identity(self.config(0)) if self.preset else f"lipschitz-{self.lipschitz:g}"
+
+    @property
+    def command(self) -> str:
+        """What runs it."""
+        return " ".join(("fedloom run", self.preset, *self.overrides)) if self.preset else ""
 
 
 @dataclass(frozen=True, kw_only=True)
