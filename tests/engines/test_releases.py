@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedloom.engines import reference
 from fedloom.engines.base import FederationState, Result, Task, initial_state
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import make_engine
-from fedloom.engines.flower.inspection import Inspection
+from fedloom.engines.flower.inspection import Inspection, RejectedError
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_stack import Member
 from fedloom.engines.reference import ReferenceEngine
@@ -262,7 +263,7 @@ def test_only_the_number_of_units_weighs_a_silo(unit: str, counts: tuple[int, ..
     found = dict(zip(("all", "group=a", "group=b"), counts, strict=True))
     assert trainer.weights(0) == found
     assert Member(0, 0, trainer).records == found
-    Inspection(trainer.method, data, 20).passed(0, Update(silo.name, 1, {}, trainer.weights(0)), (), {}, "")
+    Inspection(trainer, 20).passed(0, Update(silo.name, 1, {}, trainer.weights(0)), (), {}, "")
     assert found["all"] == trainer.privacy[0].units
     adjacency = summarise(trainer.config.privacy, tmp_path / "none.sqlite").parts["adjacency"]
     assert f"the number of {unit}s, in all and in each of the silo's groups, is declared public" in adjacency
@@ -376,3 +377,30 @@ def test_every_engine_takes_a_method_that_trains_nothing(name: str) -> None:
     assert (report.steps, report.terms) == (0, {})
     pooled = torch.cat([silo.train.x for silo in FEDERATION.silos]).mean(dim=0)
     torch.testing.assert_close(after.server.blocks[MOMENTS]["bias"], pooled)
+
+
+def length(trainer: Trainer, over: float) -> float:
+    """How long a payload of the first silo, with its 20 records, can be; times ``over``."""
+    noise = trainer.privacy[0].release_noise["moments"]
+    return over * BOUND * (20 + noise * (math.sqrt(1 + WIDTH) + 8))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "release", "over", "refused"),
+    [
+        (DP, RELEASE, 0.999, False),
+        (DP, RELEASE, 1.001, True),
+        ((), RELEASE, 100.0, False),  # nothing is clipped
+        (DP, replace(RELEASE, statistic=Unbounded(median, "in clear")), 100.0, False),
+    ],
+)
+def test_the_server_takes_no_payload_that_is_longer_than_records_and_noise_can_make_it(
+    overrides: tuple[str, ...], release: Release, over: float, refused: bool
+) -> None:
+    trainer = planned(tiny_config(*overrides), one_shot(release), FEDERATION)
+    bounded = planned(tiny_config(*DP), one_shot(), FEDERATION)
+    payload = {"count": torch.tensor(length(bounded, over)), "sum": torch.zeros(WIDTH)}
+    update = Update(FEDERATION.silos[0].name, 1, {}, trainer.weights(0), {"moments": payload})
+    expected = pytest.raises(RejectedError, match=r"sent payload 'moments' with norm .*; 20 records or subjects")
+    with expected if refused else contextlib.nullcontext():
+        Inspection(trainer, 100).passed(0, update, ("moments",), {}, "")

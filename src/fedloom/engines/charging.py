@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedloom.engines.training import Trainer, local_steps, pretraining_phases
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method
+from fedloom.methods.base import Method, Phase
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
@@ -41,38 +41,48 @@ def silo_plans(
     for name in config.privacy.shares:
         if name not in shareable:
             raise ConfigError("privacy.shares: " + unknown("payload", name, shareable))
-    before = [phase for phase in pretraining_phases(method) if phase.touches_records]
-    if config.privacy.pretraining and not before:
+    if config.privacy.pretraining and not _private(pretraining_phases(method)):
         raise ConfigError(
             f"privacy.pretraining = {config.privacy.pretraining} needs a trained block that nothing comes down for, "
             f"and method '{method.name}' has none; give one scope 'silo' or 'upload' in sharing.scopes"
         )
-    private = [phase for phase in method.phases if phase.touches_records]
+    plans = []
+    for index, silo in enumerate(federation.silos):
+        subject = unit_numbers(silo, config.privacy.unit)
+        units = len(silo) if subject is None else int(subject.max()) + 1
+        rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
+        plans.append(silo_plan(config, method, silo.name, units, rounds))
+    for plan in plans:
+        _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
+    if config.privacy.trust == "distributed":
+        return shared_noise(config, federation, method, plans)
+    return tuple(plans)
+
+
+def silo_plan(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPlan:
+    """One silo's plan under DP-SGD: whoever knows its public number of units can make it."""
+    private = _private(method.phases)
     trained = {block for phase in private for block in phase.trains}
     whole = trained <= set(config.privacy.blocks)
     settings = replace(config.privacy, blocks=()) if whole else config.privacy
-    plans = []
-    for index, silo in enumerate(federation.silos):
-        subject = unit_numbers(silo, settings.unit)
-        units = len(silo) if subject is None else int(subject.max()) + 1
-        rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
-        steps = len(private) * local_steps(config, units)
-        releases = tuple(
-            PlannedRelease(
-                release.name,
-                release.statistic,
-                release.rounds(rounds),
-                settings.shares.get(release.name, release.share),
-            )
-            for release in method.releases
+    releases = tuple(
+        PlannedRelease(
+            release.name,
+            release.statistic,
+            release.rounds(rounds),
+            settings.shares.get(release.name, release.share),
         )
-        plan = SiloPlan(silo.name, units, rounds, steps, config.local.batch_size, settings, releases)
-        plans.append(replace(plan, pretraining=len(before) * settings.pretraining))
-    for plan in plans:
-        _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
-    if settings.trust == "distributed":
-        return shared_noise(config, federation, method, plans)
-    return tuple(plans)
+        for release in method.releases
+    )
+    steps = len(private) * local_steps(config, units)
+    before = len(_private(pretraining_phases(method)))
+    plan = SiloPlan(silo, units, rounds, steps, config.local.batch_size, settings, releases)
+    return replace(plan, pretraining=before * settings.pretraining)
+
+
+def _private(phases: Iterable[Phase]) -> list[Phase]:
+    """Those that need noise."""
+    return [phase for phase in phases if phase.touches_records]
 
 
 def noise_source(choice: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from fedloom.streams import Streams
 Tensors = dict[str, Tensor]
 # Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is faster.
 ROWS, TRIED_ROWS = 16, 4
+UNLIKELY = 8.0  # standard normal noise is longer than sqrt(size) + t with a probability below exp(-t^2 / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,10 @@ class Statistic(Protocol):
         self, records: Records, model: nn.Module, noise: SumNoise | None, streams: Streams, moment: Moment
     ) -> Tensors:
         """What is sent; without ``noise`` as it is."""
+        ...
+
+    def largest(self, units: int, multiplier: float, size: int) -> float:
+        """The Euclidean norm that a private value of ``size`` numbers does not pass; infinite where none is known."""
         ...
 
 
@@ -101,6 +106,10 @@ class BoundedSum:
         parts = zip(total.items(), torch.split(flat, sizes), strict=True)
         return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
 
+    def largest(self, units: int, multiplier: float, size: int) -> float:
+        """Every unit adds the bound, and the noise is longer than this once in 10^13 times or less."""
+        return self.bound * (units + multiplier * (math.sqrt(size) + UNLIKELY))
+
     def clipped(self, records: Records, model: nn.Module, unit: Tensor | None) -> Tensors:
         """The sum before noise, float64: a unit's contributions are added up, then clipped to ``bound``."""
         return self._sum(records, model, unit, self.bound)
@@ -148,6 +157,10 @@ class Unbounded:
     ) -> Tensors:
         """The function's value."""
         return self.compute(records, model, streams, moment)
+
+    def largest(self, units: int, multiplier: float, size: int) -> float:  # noqa: ARG002
+        """It may be anything."""
+        return math.inf
 
 
 def cost_of(statistic: Statistic, noise_multiplier: float) -> Event:

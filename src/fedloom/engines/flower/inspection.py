@@ -1,4 +1,4 @@
-"""The server's own look at every update: names, shapes, dtypes, finite values, and norms beside those of the others."""
+"""The server's own look at every update: names, shapes, dtypes, finite values, and norms beside what is possible."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from functools import cached_property
 import torch
 
 from fedloom.engines.base import site_of
+from fedloom.engines.charging import silo_plan
+from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
-from fedloom.federation.records import Federation
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
+ROUNDING = 1e-6  # of sums that are sent in single precision
 ENOUGH = 3  # updates of a block, below which nobody can say whose norm is the odd one
 
 
@@ -27,11 +29,15 @@ class RejectedError(FedloomError):
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What each silo of a federation may send under a method."""
+    """What each silo of a federation may send in an experiment."""
 
-    method: Method
-    federation: Federation
+    trainer: Trainer
     max_records: int  # that a silo is believed to hold
+
+    @property
+    def method(self) -> Method:
+        """The experiment's."""
+        return self.trainer.method
 
     @cached_property
     def _declared(self) -> dict[int, dict[BlockKey, Tensors]]:
@@ -40,7 +46,7 @@ class Inspection:
     def declared(self, silo: int) -> dict[BlockKey, Tensors]:
         """All blocks of a silo's model, with the names, shapes and dtypes that they must have."""
         if silo not in self._declared:
-            site = site_of(self.federation, silo)
+            site = site_of(self.trainer.federation, silo)
             self._declared[silo] = self.method.plan.split(some_model(self.method, site).state_dict(), site)
         return self._declared[silo]
 
@@ -51,7 +57,7 @@ class Inspection:
 
         ``due`` are the payloads of this round, ``known`` the server's own copies.
         """
-        plan, site, declared = self.method.plan, site_of(self.federation, silo), self.declared(silo)
+        plan, site, declared = self.method.plan, site_of(self.trainer.federation, silo), self.declared(silo)
         record = pass_egress(update, plan, site, declared)
         for key, tensors in declared.items():
             if not plan.blocks[key.block].up:
@@ -68,6 +74,7 @@ class Inspection:
         self._check_payloads(update, due)
         self._check_counts(update, site)
         check_update(update, known)
+        self._check_sizes(silo, update)
         return replace(record, sha256=sha256)
 
     def _check_payloads(self, update: Update, due: Collection[str]) -> None:
@@ -85,6 +92,22 @@ class Inspection:
                     raise RejectedError(
                         f"silo '{update.silo}' sent tensor '{name}' of payload '{payload}' as {dtype}, not as float32"
                     )
+
+    def _check_sizes(self, silo: int, update: Update) -> None:
+        """Under DP-SGD a payload is clipped at the silo: its length is bounded by how many it is of, and the noise."""
+        if not update.payloads or self.trainer.config.privacy.mechanism == "none":
+            return
+        units = int(update.weights["all"])
+        plan = silo_plan(self.trainer.config, self.method, update.silo, units, self.trainer.attended[silo])
+        for release in plan.releases:
+            tensors = update.payloads.get(release.name, {})
+            size, norm = sum(tensor.numel() for tensor in tensors.values()), _norm(tensors, {})
+            largest = release.statistic.largest(units, plan.release_noise.get(release.name, 0.0), size)
+            if norm > largest * (1 + ROUNDING):
+                raise RejectedError(
+                    f"silo '{update.silo}' sent payload '{release.name}' with norm {norm:.3g}; {units} records or "
+                    f"subjects and their noise can give {largest:.3g}"
+                )
 
     def _check_counts(self, update: Update, site: Site) -> None:
         """A silo's numbers are its weights in the mean: records add up, a subject may be of several groups."""

@@ -72,7 +72,7 @@ class FlowerEngine:
     ) -> None:
         self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
         self._silos = [silo.name for silo in trainer.federation.silos]
-        self._inspection = Inspection(trainer.method, trainer.federation, rules.max_records)
+        self._inspection = Inspection(trainer, rules.max_records)
         self._server = ReferenceEngine(trainer)  # where the server itself has something to learn
         self._busy: dict[int, int] = {}  # silos that owe an answer, and the round that they were asked for
 
