@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedloom.config import Config, load_config, preset_names
@@ -19,6 +22,7 @@ from fedloom.objectives.proximal import Proximal
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "papers/align-fl/README.md"
+RESULTS = ROOT / "benchmarks/results/align_fl-cuda.json"
 DATASETS = ("mnist", "fashion-mnist")
 EPSILONS = ("1", "5", "10", "15", "20", "infinity")
 PENALTIES = ("0", "0.01", "0.05", "0.1", "0.5", "1")
@@ -126,30 +130,59 @@ def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> No
         load_config(preset, [assignment.strip("'") for assignment in assignments.split()])
 
 
-def stored() -> dict[str, dict[str, float]]:
-    """Metrics of each row by their keys, those of groups left out."""
-    rows = json.loads((ROOT / "benchmarks/results/align_fl-cuda.json").read_text(encoding="utf-8"))["rows"]
-    return {r["row"]: {k: v for k, v in r["metrics"].items() if "group=" not in k} for r in rows if r["seed"] == 0}
+def stored() -> list[dict[str, Any]]:
+    """What was found of each run."""
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def test_what_the_papers_page_calls_obtained_is_what_was_stored() -> None:
     found, shown = stored(), 0
-    for preset, cells in re.findall(
-        r"\| `fedloom run align-fl/([\w/-]+)` \|(.+)\|", README.read_text(encoding="utf-8")
-    ):
+    keys = (
+        "frechet/paper-efficientnet-lite0-224/n2000",
+        "frechet/efficientnet-lite0-224/n10000",
+        "probe/paper-accuracy/n400",
+        "probe/paper-weighted-f1/n400",
+        "probe/accuracy/n10000",
+    )
+    tables = README.read_text(encoding="utf-8").partition("### Past the paper")[0]
+    for preset, cells in re.findall(r"\| `fedloom run align-fl/([\w/-]+)` \|(.+)\|", tables):
         obtained = [cell.strip() for cell in cells.split("|")][3:]
-        if preset not in found:
-            assert obtained == ["-"] * 5, preset
+        runs = [row["metrics"] for row in found if row["row"] == preset]
+        if not runs:
+            assert obtained == ["-"] * 6, preset
             continue
-        metrics = found[preset]
-        keys = (
-            "frechet/paper-",
-            "frechet/efficientnet",
-            "probe/paper-accuracy",
-            "probe/paper-weighted",
-            "probe/accuracy",
-        )
-        values = [next(value for key, value in metrics.items() if key.startswith(start)) for start in keys]
-        assert obtained == [f"{value * scale:.2f}" for value, scale in zip(values, (1, 1, 100, 100, 100), strict=True)]
+        expected = []
+        for key, scale in zip(keys, (1, 1, 100, 100, 100), strict=True):
+            values = [scale * metrics[key] for metrics in runs]
+            more = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+            expected.append(f"{np.mean(values):.2f}{more}")
+        assert obtained == [*expected, str(len(runs))], preset
         shown += 1
     assert shown >= 8
+
+
+def test_every_seed_of_a_row_was_stored_once() -> None:
+    runs = [(row["row"], row["seed"]) for row in stored()]
+    assert len(runs) == len(set(runs))
+    assert not [row["row"] for row in stored() if "error" in row]
+
+
+def test_the_papers_tables_hold_nothing_but_what_was_stored() -> None:
+    page, fill = README.read_text(encoding="utf-8"), runpy.run_path(str(README.with_name("fill.py")))
+    assert fill["filled"](page, stored()) == page
+    emptied: str = fill["filled"](page, [])
+    assert emptied != page
+    assert fill["filled"](emptied, stored()) == page
+
+
+def test_figures_4_and_5_are_drawn_from_what_was_stored() -> None:
+    drawn = runpy.run_path(str(README.with_name("figures4and5.py")))["drawing"]()
+    assert drawn == README.with_name("figures4and5.svg").read_text(encoding="utf-8")
+    known = {row["row"] for row in stored()}
+    points = [f"figure4/mnist/epsilon-{e}" for e in (1, 5, 15, 20)] + ["table2/mnist/dp-sgd", "table2/mnist/no-dp"]
+    points += [f"figure5/mnist/penalty-{w}" for w in (0.01, 0.05, 0.1, 0.5)] + [
+        "table2/mnist/lcd-vae",
+        "table2/mnist/no-dp",
+    ]
+    assert drawn.count("<circle") == sum(point in known for point in points)
