@@ -24,7 +24,7 @@ from engines.one_answer import (
     rounds_of,
     trainer_of,
 )
-from fedloom.engines import fused
+from fedloom.engines import fused, fused_stack
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_runner import GraphRunner
 from fedloom.engines.fused_support import UnsupportedError
@@ -130,6 +130,24 @@ def test_a_recording_that_fails_does_not_end_the_run(good: int, monkeypatch: pyt
         "a step could not be recorded (operation not permitted when stream is capturing): "
         "going on with steps one by one, which is slower"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "rows"),
+    [("+D", 3, 54), ("branches of two architectures", 3, 38), ("+D, then distilled", 1, 21), ("moon", 5, 60)],
+)
+def test_records_that_do_not_fit_are_sent_chunk_by_chunk(
+    name: str, chunk: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for those of the largest so many silos of a stack, of which the first holds 21, 17, 16, 5 and 1 records."""
+    monkeypatch.setattr(fused_stack, "room_on", lambda device: 0.0)
+    options = FusedOptions(CPU, chunk=chunk)
+    trainer, start = trainer_of(config_of(*METHODS[name]), UNEQUAL)
+    assert_one_answer(trainer, start, ROUNDS, options)
+    engine = FusedEngine(trainer, options)
+    assert "records sent to the device as silos take part" in engine.describe()
+    rounds_of(engine, start, ROUNDS)
+    assert len(engine._stacks[0].table.records) == rows
 
 
 def test_a_private_state_passes_from_engine_to_engine() -> None:

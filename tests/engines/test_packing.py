@@ -89,7 +89,7 @@ def test_a_run_that_diverges_leaves_the_others_alone() -> None:
 
 def test_runs_of_one_federation_share_its_records() -> None:
     engine, _ = pack_of(UNEQUAL, ("seed=1",), ("seed=2",), options=IN_CHUNKS)
-    assert [len(stack.records) for stack in engine._stacks] == [sum(map(len, UNEQUAL.silos))]
+    assert [len(stack.table.records) for stack in engine._stacks] == [sum(map(len, UNEQUAL.silos))]
 
 
 @dataclass(frozen=True)

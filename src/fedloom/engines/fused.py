@@ -19,6 +19,7 @@ from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundRep
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_records import ChunkTable, WholeTable
 from fedloom.engines.fused_results import Place, RunRound, Trained
 from fedloom.engines.fused_runner import GraphRecorder, GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
@@ -98,6 +99,8 @@ class FusedEngine:
             parts.append("convolutions " + ("as matrix products" if self.options.matrix_convolutions else "in groups"))
         if self.options.compiled:
             parts.append("compiled")
+        if any(isinstance(stack.table, ChunkTable) for stack in self._stacks):
+            parts.append("records sent to the device as silos take part")
         return ", ".join(parts)
 
     def choice(self) -> dict[str, Any]:
@@ -136,11 +139,12 @@ class FusedEngine:
 
     def refilled(self, records: Records) -> bool:
         """Put other records in the place of a single stack's, if they are as many: what was recorded stays valid."""
-        ours = self._stacks[0].records
-        if len(ours) != len(records):
+        table = self._stacks[0].table
+        if not isinstance(table, WholeTable) or len(table.records) != len(records):
             return False
-        for place, column in ((ours.x, records.x), (ours.y, records.y), (ours.group, records.group)):
-            place.copy_(column)
+        theirs = records.columns()
+        for name, place in table.records.columns().items():
+            place.copy_(theirs[name])
         return True
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Kind, Member, Stack
-from fedloom.federation.records import Batch, as_float
+from fedloom.federation.records import Batch, Records, as_float
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
@@ -82,9 +82,9 @@ class Schedule(Stretches):
         self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
         self._seeds = [member.trainer.config.seed for member in members]
         sizes = [len(member.silo) for member in members]
-        device = stack.records.x.device
+        device = stack.device
         self._device = device
-        offsets = [stack.offsets[member.silo] for member in members]
+        offsets = stack.table.hold([member.silo for member in members])
         facts = torch.tensor([[member.index for member in members], offsets, sizes], device=device)
         self._number, self._offset, self._size = facts.unbind()
         self._longest = max(sizes)
@@ -160,15 +160,12 @@ def numbers_per_step(kind: Kind) -> int:
     return kind.local.batch_size * (noise + 3)  # index (two words) and mask
 
 
-def gathered(stack: Stack, index: Tensor, mask: Tensor) -> Tensors:
+def gathered(records: Records, index: Tensor, mask: Tensor) -> Tensors:
     """The columns of a batch for each silo, by name, as models see them; :func:`batch_of_columns` is the inverse."""
-    records, shape = stack.records, index.shape
-    columns = {"x": records.x, "y": records.y, "group": records.group}
-    if records.subject is not None:
-        columns["subject"] = records.subject
-    if records.attributes is not None:
-        columns["attributes"] = records.attributes
-    rows = {n: c.index_select(0, index.flatten()).reshape(*shape, *c.shape[1:]) for n, c in columns.items()}
+    rows = {
+        name: column.index_select(0, index.flatten()).reshape(*index.shape, *column.shape[1:])
+        for name, column in records.columns().items()
+    }
     return {**rows, "x": as_float(rows["x"]), "mask": mask}
 
 

@@ -82,9 +82,9 @@ class PrivateSchedule(Stretches):
         self._trainer, self._round = trainer, round
         self._phases = trainer.method.phases
         self._private = [phase for phase in self._phases if phase.touches_records]
-        self._device = device = stack.records.x.device
+        self._device = device = stack.device
         self._number = torch.tensor(silos, device=device)
-        self._offset = torch.tensor([stack.offsets[member.silo] for member in members], device=device)
+        self._offset = torch.tensor(stack.table.hold([member.silo for member in members]), device=device)
         self._units = torch.tensor([plan.units for plan in plans], device=device)
         self._longest = max(plan.units for plan in plans)
         self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)

@@ -84,7 +84,7 @@ class ClippedPhase:
         self._stack, self._mechanism, self._probe, self._trained = stack, mechanism, probe, trained
         self._private = [name for name in trained if mechanism.is_private(name)]
         self._open = [name for name in trained if name not in self._private]
-        device = stack.records.x.device
+        device = stack.device
         self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in probe.watch.calls]
         tapped = tapped_losses(stack.model, phase, context, precision, trained)
         self._tapped_losses = quickened(tapped) if compiled else tapped
@@ -98,7 +98,7 @@ class ClippedPhase:
         """The clipped sums of one pass in which an ``example`` counts so much, the sum of each term (terms, silos), and
         where no bound holds.
         """
-        mask, columns = batch["mask"], gathered(self._stack, batch["index"], batch["mask"])
+        mask, columns = batch["mask"], gathered(self._stack.table.records, batch["index"], batch["mask"])
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
         if self._probe.quick:
@@ -305,7 +305,7 @@ class PrivateProgram(StackProgram):
         (only,) = passes
         own = {name.removeprefix(NOISE): tensor for name, tensor in only.items()}
         group = self._public_group[:silos]
-        mask, shape = torch.ones(group.shape, device=self._device), self._stack.records.shape
+        mask, shape = torch.ones(group.shape, device=self._device), self._stack.table.records.shape
         x = torch.zeros((), device=self._device).expand(*group.shape, *shape)
         columns = {"x": x, "y": torch.full_like(group, UNLABELLED), "group": group, "mask": mask}
         leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}

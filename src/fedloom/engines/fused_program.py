@@ -26,7 +26,8 @@ class StackProgram:
 
     def __init__(self, stack: Stack, size: int, trials: Sequence[Trial], precision: Precision, compiled: bool) -> None:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
-        self._device = stack.records.x.device
+        self._device = stack.device
+        stack.table.reserve(size)
         layouts = {name: gradient for trial in trials for name, gradient in trial.gradients.items()}
         self.weights = {
             name: laid_out(layouts.get(name, tensor), size) for name, tensor in stack.model.state_dict().items()

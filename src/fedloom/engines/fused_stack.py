@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.config import LocalConfig
 from fedloom.engines.base import site_of
+from fedloom.engines.fused_records import Table, room_on, table_of
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
@@ -74,8 +75,8 @@ class Stack:
     kind: Kind
     model: nn.Module  # stands for the model of each silo; its own weights are never used
     members: tuple[Member, ...]
-    records: Records  # of all its silos, end to end, as stored
-    offsets: dict[Silo, int]  # where a silo's records begin; runs may share a silo
+    table: Table  # of their records; runs may share a silo
+    device: torch.device
     constants: dict[Member, Tensors]  # what differs between models beside their weights, such as prior means
 
     @property
@@ -87,6 +88,11 @@ class Stack:
     def silos(self) -> list[int]:
         """The numbers of its members in their federations."""
         return [member.index for member in self.members]
+
+    def sample(self, rows: int) -> Records:
+        """Some records, on the device."""
+        silos = list(dict.fromkeys(member.silo for member in self.members))[:rows]
+        return concatenate([silo.train.take(torch.arange(min(rows, len(silo)))) for silo in silos]).to(self.device)
 
 
 def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[Kind, list[tuple[Member, nn.Module]]]]:
@@ -109,7 +115,8 @@ def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[Kind, list[tuple[Memb
 def stacks_of(trainers: Sequence[Trainer], device: torch.device) -> list[Stack]:
     """Divide the silos of all runs by kind."""
     divided = (part for run, trainer in enumerate(trainers) for part in kinds_of(trainer, run))
-    return [_stack(kind, [item for part in parts for item in part], device) for kind, parts in together(divided)]
+    kinds = [(kind, [item for part in parts for item in part]) for kind, parts in together(divided)]
+    return [_stack(kind, silos, device, room_on(device) / len(kinds)) for kind, silos in kinds]
 
 
 def together(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
@@ -139,19 +146,13 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
     )
 
 
-def _stack(kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device) -> Stack:
-    offsets: dict[Silo, int] = {}
-    offset = 0
-    for member, _ in silos:
-        if member.silo not in offsets:
-            offsets[member.silo] = offset
-            offset += len(member.silo)
-    records = concatenate([silo.train for silo in offsets]).to(device)
+def _stack(kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device, room: float) -> Stack:
+    table = table_of(list(dict.fromkeys(member.silo for member, _ in silos)), device, room)
     fixed = [(member, _fixed(model)) for member, model in silos]
     _, first = fixed[0]
     differing = [n for n, t in first.items() if any(not torch.equal(t, other[n]) for _, other in fixed)]
     constants = {member: {name: tensors[name].to(device) for name in differing} for member, tensors in fixed}
-    return Stack(kind, silos[0][1].to(device), tuple(member for member, _ in silos), records, offsets, constants)
+    return Stack(kind, silos[0][1].to(device), tuple(member for member, _ in silos), table, device, constants)
 
 
 def _columns(silo: Silo) -> tuple[Any, ...]:

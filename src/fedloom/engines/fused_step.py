@@ -114,7 +114,7 @@ def evaluation(
     def evaluate(
         weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
     ) -> tuple[Tensor, Tensor]:
-        losses, terms = batched(weights, gathered(stack, index, mask), noise, received)
+        losses, terms = batched(weights, gathered(stack.table.records, index, mask), noise, received)
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
 

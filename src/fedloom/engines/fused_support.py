@@ -44,9 +44,9 @@ def tried(stack: Stack) -> list[Trial]:
 
 
 def _trial(stack: Stack, phase: Phase) -> Trial:
-    device = stack.records.x.device
-    index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(stack.records)
-    columns = gathered(stack, index, torch.ones(SILOS, ROWS, device=device))
+    device, records = stack.device, stack.sample(SILOS * ROWS)
+    index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(records)
+    columns = gathered(records, index, torch.ones(SILOS, ROWS, device=device))
     noise = {
         name: Streams(0)
         .normal(f"trial/{name}", SILOS * ROWS, math.prod(shape), device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -40,16 +40,14 @@ class Records:
         """The shape of one example."""
         return tuple(self.x.shape[1:])
 
+    def columns(self) -> dict[str, Tensor]:
+        """By name, without those that are missing."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in found.items() if column is not None}
+
     def take(self, index: Tensor) -> Records:
         """The rows at ``index``, in that order."""
-        return Records(
-            x=self.x[index],
-            y=self.y[index],
-            group=self.group[index],
-            subject=None if self.subject is None else self.subject[index],
-            attributes=None if self.attributes is None else self.attributes[index],
-            home=None if self.home is None else self.home[index],
-        )
+        return Records(**{name: column[index] for name, column in self.columns().items()})
 
     def of_group(self, group: int) -> Records:
         """The rows of one group."""
@@ -57,14 +55,7 @@ class Records:
 
     def to(self, device: torch.device | str) -> Records:
         """The same table on another device."""
-        return Records(
-            x=self.x.to(device),
-            y=self.y.to(device),
-            group=self.group.to(device),
-            subject=None if self.subject is None else self.subject.to(device),
-            attributes=None if self.attributes is None else self.attributes.to(device),
-            home=None if self.home is None else self.home.to(device),
-        )
+        return Records(**{name: column.to(device) for name, column in self.columns().items()})
 
 
 def concatenate(tables: Sequence[Records]) -> Records:

@@ -1,0 +1,91 @@
+"""Where a stack's records lie: all on the device, or, where they do not fit there, those of a chunk at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from fedloom.federation.records import Records, Silo, concatenate
+
+RECORDS_SHARE = 0.5  # of the memory that a device has left: weights, moments and noise need some, too
+
+
+class Table(Protocol):
+    """Records of silos on a device, as stored."""
+
+    @property
+    def records(self) -> Records:
+        """End to end."""
+        ...
+
+    def reserve(self, silos: int) -> None:
+        """Make room for so many silos at once."""
+        ...
+
+    def hold(self, silos: Sequence[Silo]) -> list[int]:
+        """See to it that the records of these silos are there; says where each silo's begin."""
+        ...
+
+
+class WholeTable:
+    """The records of all silos, for good."""
+
+    def __init__(self, silos: Sequence[Silo], device: torch.device) -> None:
+        ends = itertools.accumulate(map(len, silos), initial=0)
+        self._offsets = dict(zip(silos, ends, strict=False))
+        self.records = concatenate([silo.train for silo in silos]).to(device)
+
+    def reserve(self, silos: int) -> None:
+        """There is room for everybody."""
+
+    def hold(self, silos: Sequence[Silo]) -> list[int]:
+        """Where each silo's begin."""
+        return [self._offsets[silo] for silo in silos]
+
+
+class ChunkTable:
+    """The records of the silos that train together, sent to the device before they do, always to the same place."""
+
+    def __init__(self, silos: Sequence[Silo], device: torch.device) -> None:
+        self._largest_first = sorted(silos, key=len, reverse=True)
+        self._device = device
+        self._held: dict[Silo, int] = {}
+        self.records = self._empty(0)
+
+    def _empty(self, rows: int) -> Records:
+        columns = self._largest_first[0].train.columns()
+        return Records(
+            **{n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in columns.items()}
+        )
+
+    def reserve(self, silos: int) -> None:
+        """Room for the largest so many."""
+        rows = sum(map(len, self._largest_first[:silos]))
+        if rows != len(self.records):
+            self._held, self.records = {}, self._empty(0)  # given back before more is taken
+            self.records = self._empty(rows)
+
+    def hold(self, silos: Sequence[Silo]) -> list[int]:
+        """Send them, unless they are still there."""
+        wanted = list(dict.fromkeys(silos))
+        if wanted != list(self._held):
+            self._held = dict(zip(wanted, itertools.accumulate(map(len, wanted), initial=0), strict=False))
+            places = self.records.columns()
+            for silo, offset in self._held.items():
+                for name, column in silo.train.columns().items():
+                    places[name][offset : offset + len(silo)] = column
+        return [self._held[silo] for silo in silos]
+
+
+def table_of(silos: Sequence[Silo], device: torch.device, room: float) -> Table:
+    """The records of silos on a device that has room for so many bytes of them."""
+    size = sum(column.nbytes for silo in silos for column in silo.train.columns().values())
+    return WholeTable(silos, device) if size <= room else ChunkTable(silos, device)
+
+
+def room_on(device: torch.device) -> float:
+    """How many bytes of records a device takes."""
+    return RECORDS_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
