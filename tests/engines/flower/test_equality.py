@@ -19,11 +19,13 @@ from local_grid import Deployment
 from support import equal_bits, names_in, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.accountant=filter")
+ALIGN = ("method.name=align_fl", "server.samples=32", "server.epochs=1")
 CASES = {
     "group decoders": ("method.name=fissionvae", "rounds=3", "participation.rate=0.6"),
     "private encoder and moments": ("sharing.scopes={encoder='silo'}", "local.keep_optimizer=true"),
     "dp-sgd": (*DP, "local.batch_size=8"),
-    "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),
+    "align-fl": ALIGN,
+    "private payloads": (*ALIGN, "server.latents=histogram", "server.components=3", *DP, "local.batch_size=8"),
 }
 
 
