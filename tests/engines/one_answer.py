@@ -60,7 +60,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "conditional": ("method.name=conditional",),
     "group_vaes": ("method.name=group_vaes",),
     "flow_vae": ("method.name=flow_vae", "method.flow=[8]"),
-    "flow_vae with a refiner": ("method.name=flow_vae", "method.flow=[8]", "method.refiner=[3, 4]"),
+    "flow_vae with a refiner": (
+        "method.name=flow_vae",
+        "method.flow=[8]",
+        "method.refiner=2",
+        "method.refiner_width=5",
+    ),
     "private encoder, kept moments": (FISSION, "sharing.scopes.encoder=silo", "local.keep_optimizer=true"),
     "uploaded decoder": ("sharing.scopes.decoder=upload",),
     "sgd": ("local.optimizer=sgd", "local.learning_rate=1e-4"),

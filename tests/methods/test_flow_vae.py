@@ -17,7 +17,7 @@ from fedloom.federation.records import Batch, Federation, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, make_method
 from fedloom.methods.generator import Generator
-from fedloom.models.flow import FlowVAE, UNet, Velocity, transported
+from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Losses, Objective
@@ -26,7 +26,7 @@ from fedloom.runs.folder import RunFolder
 from support import assert_same_run, federation_of, tiny_config
 
 FLOW = ("method.name=flow_vae", "method.flow=[8]")
-REFINED = (*FLOW, "method.refiner=[3, 4]")
+REFINED = (*FLOW, "method.refiner=2", "method.refiner_width=5")
 LATENT, ROWS = 2, 5
 
 
@@ -182,8 +182,17 @@ def test_a_flow_finds_what_no_normal_is() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 9, 8), (1, 5, 5)])
 def test_refiners_fit_images_of_any_size(shape: tuple[int, ...]) -> None:
-    network = UNet(2 * shape[0] + 1, (3, 4), shape)
+    network = Mixer(2 * shape[0] + 1, 2, 5, shape)
     assert network(torch.rand(2, 2 * shape[0] + 1, *shape[1:])).shape == (2, *shape)
+
+
+def test_squares_are_put_back_where_they_were_cut() -> None:
+    """Width 32 holds both channels of a square: with layers that change nothing, the image comes out as it was."""
+    network, x = Mixer(2, 0, 32, (2, 9, 6)), torch.rand(3, 2, 9, 6)
+    for layer in (network.first, network.last):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    torch.testing.assert_close(network(x), x, rtol=0, atol=0)
 
 
 def test_pathways_do_what_their_definition_says(tiny_federation: Federation) -> None:
@@ -256,7 +265,7 @@ def test_every_phase_that_sees_records_is_paid_for(
         (("method.flow=[0]",), r"method.flow = \[0\] must be a list of numbers of at least 1"),
         (("method.refiner_noise=0",), r"method.refiner_noise = 0 must be greater than 0"),
         (("model.silos.silo-0.latent=3",), r"model.silos gives silos networks of their own, which flow_vae has no"),
-        (("method.refiner=[4]",), r"convolutional networks need images"),
+        (("method.refiner=1",), r"convolutional networks need images"),
         (("model.posterior=from-decoder",), r"model.posterior = 'from-decoder' is for VAEs of one level"),
     ],
 )

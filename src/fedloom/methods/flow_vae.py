@@ -24,7 +24,7 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway, Phase, Recipe, Setting, branched
 from fedloom.methods.vaes import BuildVAE, flat_pathways, vae_method
 from fedloom.models.convolutional import require_images
-from fedloom.models.flow import FlowVAE, UNet, Velocity, transported
+from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
 from fedloom.models.priors import prior_means
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
@@ -34,11 +34,12 @@ from fedloom.sharing.plan import GROUP
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The widths of the flow's layers, and of the refiner's convolutions: none, no refiner."""
+    """The widths of the flow's layers, and the refiner's number of blocks: none, no refiner."""
 
     flow: tuple[int, ...] = field(default=(512, 512, 512), metadata=all_positive())
     flow_steps: int = field(default=50, metadata=at_least(1))  # of Euler's method
-    refiner: tuple[int, ...] = field(default=(), metadata=all_positive())
+    refiner: int = field(default=0, metadata=at_least(0))
+    refiner_width: int = field(default=128, metadata=at_least(1))
     refiner_steps: int = field(default=20, metadata=at_least(1))
     refiner_noise: float = field(default=0.5, metadata=above(0))  # on the mean image where its way begins
 
@@ -51,13 +52,16 @@ class BuildFlowVAE(BuildVAE):
 
     def __call__(self, site: Site) -> FlowVAE:
         """Fresh weights."""
-        vae, shape, options = super().__call__(site), self.setting.shape, self.options
-        latent = self.setting.config.model.latent
-        flow = branched(self.plan, "flow", site, lambda _: Velocity(latent, options.flow))
-        if not options.refiner:
-            return FlowVAE(vae, flow, None)
-        inputs = 2 * shape[0] + 1  # a point on the way, the mean image, the time
-        return FlowVAE(vae, flow, branched(self.plan, "refiner", site, lambda _: UNet(inputs, options.refiner, shape)))
+        vae = super().__call__(site)
+        flow = branched(
+            self.plan, "flow", site, lambda _: Velocity(self.setting.config.model.latent, self.options.flow)
+        )
+        refiner = branched(self.plan, "refiner", site, lambda _: self._refiner()) if self.options.refiner else None
+        return FlowVAE(vae, flow, refiner)
+
+    def _refiner(self) -> Mixer:
+        inputs = 2 * self.setting.shape[0] + 1  # a point on the way, the mean image, the time
+        return Mixer(inputs, self.options.refiner, self.options.refiner_width, self.setting.shape)
 
 
 def mean_image(options: Options, model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:

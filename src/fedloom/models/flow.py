@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.models.convolutional import KERNEL, STRIDE, halvings, padding
+from fedloom.models.convolutional import require_images
 from fedloom.models.networks import mlp, route
 from fedloom.models.vae import VAE
 
 FREQUENCIES = 4  # of the waves by which a network sees the time
+SIDE = 4  # pixels of a mixer's squares
 
 
 def transported(velocity: Callable[[Tensor, Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
@@ -39,35 +39,35 @@ class Velocity(nn.Module):
         return output
 
 
-class UNet(nn.Module):
-    """From images to images: halvings of the widths in ``channels``, and back with a shortcut at every size."""
+class Mixer(nn.Module):
+    """From images to images of equal size, in squares that are mixed over places and over channels in turn.
 
-    def __init__(self, inputs: int, channels: Sequence[int], shape: tuple[int, ...]) -> None:
+    After Tolstikhin et al., "MLP-Mixer", NeurIPS 2021 (arXiv 2105.01601): linear layers alone, which batch well over
+    silos and have rules for the gradients of examples.
+    """
+
+    def __init__(self, inputs: int, blocks: int, width: int, shape: tuple[int, ...]) -> None:
         super().__init__()
-        *sizes, _ = halvings(shape, len(channels))
-        ways = list(zip(itertools.pairwise((inputs, *channels)), sizes, strict=True))
-        self.down = nn.ModuleList(
-            nn.Conv2d(before, after, KERNEL, STRIDE, padding(size)[0]) for (before, after), size in ways
-        )
-        self.middle = nn.Conv2d(channels[-1], channels[-1], 3, padding=1)
-        # What comes up from the next smaller size beside what went down to it; from the smallest, what became of it.
-        self.mix = nn.ModuleList(nn.Conv2d(2 * width, width, 3, padding=1) for width in channels)
-        outputs = (shape[0], *channels[:-1])
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(width, after, KERNEL, STRIDE, *padding(size))
-            for width, after, (_, size) in zip(channels, outputs, ways, strict=True)
-        )
+        require_images(shape)
+        self.shape, self.grid = shape, (math.ceil(shape[1] / SIDE), math.ceil(shape[2] / SIDE))
+        places = math.prod(self.grid)
+        self.first = nn.Linear(inputs * SIDE**2, width)
+        self.over_places = nn.ModuleList(nn.Linear(places, places) for _ in range(blocks))
+        self.over_channels = nn.ModuleList(mlp([width, 2 * width, width]) for _ in range(blocks))
+        self.last = nn.Linear(width, shape[0] * SIDE**2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to a batch."""
-        seen: list[Tensor] = []
-        for down in self.down:
-            x = functional.relu(down(x))
-            seen.append(x)
-        x = functional.relu(self.middle(x))
-        for mix, up, beside in reversed(list(zip(self.mix, self.up, seen, strict=True))):
-            x = up(functional.relu(mix(torch.cat([functional.relu(x), beside], dim=1))))
-        return x
+        _, height, width = self.shape
+        rows, columns = self.grid
+        filled = functional.pad(x, (0, columns * SIDE - width, 0, rows * SIDE - height))
+        squares = filled.reshape(-1, x.shape[1], rows, SIDE, columns, SIDE).permute(0, 2, 4, 1, 3, 5)
+        h = self.first(squares.flatten(3).flatten(1, 2))
+        for places, channels in zip(self.over_places, self.over_channels, strict=True):
+            h = h + places(functional.relu(h).mT).mT
+            h = h + channels(h)
+        output: Tensor = self.last(functional.relu(h)).reshape(-1, rows, columns, self.shape[0], SIDE, SIDE)
+        return output.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)[:, :, :height, :width]
 
 
 class FlowVAE(VAE):
