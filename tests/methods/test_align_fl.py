@@ -38,6 +38,17 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "replay and ball": ("server.replay=2", "server.latents=ball"),
     "other networks at the server": ("server.model.network=conv", "server.model.latent=3", "model.channels=[3]"),
 }
+GENERATORS = ("sharing.scopes.generator=upload", "sharing.scopes.discriminator=silo")
+CONTRAST = ("method.name=moon", "method.earlier=2")
+AVERAGED_SYNTHETIC = (*CONTRAST, "server.step=mean+distil", "server.trains=merged")
+SYNTHETIC_ONLY = (*CONTRAST, "method.model=server")
+# What a silo keeps from round to round.
+STATEFUL: dict[str, tuple[tuple[str, ...], str]] = {
+    "ALIGN-FL": ((ALIGN, "server.replay=1"), "encoder"),
+    "ContrastAvgSynth": (AVERAGED_SYNTHETIC, "history"),
+    "ContrastSynthOnly": (SYNTHETIC_ONLY, "history"),
+    "a GAN": (("method.name=fedgan", "model.channels=[3, 5]", *GENERATORS), "discriminator"),
+}
 
 
 def egress(path: Path) -> list[dict[str, Any]]:
@@ -73,9 +84,8 @@ def test_nothing_but_the_decoder_leaves(variant: tuple[str, ...], tmp_path: Path
 
 @pytest.mark.parametrize("private", [(), PRIVATE], ids=["none", "dp-sgd"])
 def test_of_a_gan_nothing_but_the_generator_leaves(private: tuple[str, ...], tmp_path: Path) -> None:
-    scopes = ("sharing.scopes.generator=upload", "sharing.scopes.discriminator=silo")
     train(
-        config_of("method.name=fedgan", *scopes, *SMALL, "model.channels=[3, 5]", "rounds=2", *private),
+        config_of("method.name=fedgan", *GENERATORS, *SMALL, "model.channels=[3, 5]", "rounds=2", *private),
         tmp_path / "run",
         TWO,
     )
@@ -120,17 +130,32 @@ def test_latents_leave_only_where_they_are_asked_for(
         assert list(row["blocks"]) == [f"decoder@silo={row['silo']}"]
 
 
-def test_silos_and_server_survive_a_restart(tmp_path: Path) -> None:
-    """Moments and memories of both, earlier decoders, silos that sit out: all of it is in the checkpoint."""
+@pytest.mark.parametrize(("method", "kept"), STATEFUL.values(), ids=STATEFUL.keys())
+def test_silos_and_server_survive_a_restart(method: tuple[str, ...], kept: str, tmp_path: Path) -> None:
+    """Moments and memories of both, earlier models, silos that sit out: all of it is in the checkpoint."""
     options = ("rounds=4", "participation.rate=0.7", "local.keep_optimizer=true", "server.keep_optimizer=true")
-    config = config_of(ALIGN, *SMALL, "server.replay=1", "data.records_per_silo=20", *options)
+    config = config_of(*method, *SMALL, "data.records_per_silo=20", *options)
     train(config, tmp_path / "whole")
     train_until_write(config, tmp_path / "killed", 25)
     assert 0 < load(tmp_path / "killed").folder.rounds_done < 4
     resume(tmp_path / "killed")
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     silos = load_checkpoint(tmp_path / "whole").silos
-    assert all(any(name.startswith("model/encoder.") for name in tensors) for tensors in silos.values())
+    assert all(any(name.startswith(f"model/{kept}.") for name in tensors) for tensors in silos.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "blocks"),
+    [
+        (CONTRAST, {"encoder@all", "decoder@all"}),
+        (AVERAGED_SYNTHETIC, {"encoder@all", "decoder@all"}),
+        (SYNTHETIC_ONLY, {"decoder@silo=a0", "decoder@silo=b0"}),
+    ],
+    ids=["MOON", "ContrastAvgSynth", "ContrastSynthOnly"],
+)
+def test_earlier_models_never_leave(method: tuple[str, ...], blocks: set[str], tmp_path: Path) -> None:
+    train(config_of(*method, *SMALL, "rounds=2"), tmp_path / "run", TWO)
+    assert {name for row in egress(tmp_path / "run") for name in row["blocks"]} == blocks
 
 
 def test_silos_go_on_from_their_own_state_and_receive_nothing() -> None:
