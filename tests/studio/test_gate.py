@@ -39,6 +39,11 @@ def test_a_long_address_is_refused(client: TestClient, length: int, status: int)
     assert client.get(path + "x" * (length - len(path) + 1)).status_code == status  # "?" is not counted
 
 
+@pytest.mark.parametrize(("length", "status"), [(16_000, 200), (16_384, 431)])
+def test_large_headers_are_refused(client: TestClient, length: int, status: int) -> None:
+    assert client.get("/", headers={"X-Long": "x" * length}).status_code == status
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

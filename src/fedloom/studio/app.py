@@ -23,7 +23,8 @@ from fedloom.studio import pages
 from fedloom.studio.catalogue import NotServedError
 from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
 from fedloom.studio.gate import Door, Gate
-from fedloom.studio.studio import MOST_COMPARED, Studio
+from fedloom.studio.pages import MOST_COMPARED
+from fedloom.studio.studio import Studio
 from fedloom.studio.watch import MOST_WATCHERS, Watch
 
 ROOM = Path(__file__).parent

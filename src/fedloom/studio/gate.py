@@ -20,6 +20,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_ADDRESS = 4096
+LARGEST_HEADERS = 16_384  # bytes
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -78,6 +79,8 @@ def _size(scope: Scope, headers: Headers, _: Door) -> Refusal | None:
         return Refusal(413, "A request to the studio has no body.")
     if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
         return Refusal(414, f"An address of the studio has at most {LONGEST_ADDRESS:,} characters.")
+    if sum(len(name) + len(value) for name, value in headers.raw) > LARGEST_HEADERS:
+        return Refusal(431, f"The headers of a request have at most {LARGEST_HEADERS:,} bytes.")
     return None
 
 

@@ -17,6 +17,7 @@ from fedloom.studio.watch import Sight
 
 EXPLORER = Template((Path(__file__).parent / "explorer.html").read_text(encoding="utf-8"))
 MARKS = {"running": "▶", "finished": "✓", "diverged": "✕", "silent": "…", "unreadable": "!"}
+MOST_COMPARED = 8
 PLACES = {"/": "Runs"}
 COLUMNS = ("run", "method", "data", "rounds", "best metrics", "privacy", "state")
 
@@ -58,7 +59,7 @@ def runs_page(folder: str, sights: Mapping[str, Sight]) -> str:
         f'<h1>Runs</h1><p class="sub">in the folder {text(folder)}</p>'
         f'<form action="/compare" id="runs"><div class="tools">'
         '<label>Show only <input type="search" id="filter" placeholder="name, method, data, state"></label>'
-        "<button>Compare chosen runs</button></div>"
+        f'<button data-most="{MOST_COMPARED}">Compare chosen runs</button></div>'
         f'<div class="wide"><table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
         "</form>"
         f'<p id="none"{" hidden" if rows else ""}>No runs yet. One that is started with '

@@ -17,11 +17,10 @@ import uvicorn
 
 from fedloom.errors import ConfigError
 from fedloom.studio.app import make_app
-from fedloom.studio.gate import Door
+from fedloom.studio.gate import LARGEST_HEADERS, Door
 from fedloom.studio.studio import Studio
 
 SHORTEST_TOKEN = 16
-LARGEST_HEADERS = 16_384  # bytes
 MOST_CONNECTIONS = 128
 
 
@@ -77,11 +76,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, studio: Studio) -> None:
         super().__init__(config)
-        self._studio = studio
+        self.studio = studio
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On Ctrl-C."""
-        self._studio.watch.closed = True
+        self.studio.watch.closed = True
         super().handle_exit(sig, frame)
 
 

@@ -17,9 +17,9 @@ from fedloom.reports.parts import Story
 from fedloom.reports.pictures import Samples, sample_files
 from fedloom.studio.catalogue import Catalogue, Entry, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
+from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.watch import Sight, Watch
 
-MOST_COMPARED = 8
 KEPT = 16  # runs whose numbers, and as many whose models, stay in memory
 NO_RECORDS = "the studio reads nothing but the runs folder"
 Made = TypeVar("Made")

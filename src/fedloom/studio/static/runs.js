@@ -3,6 +3,7 @@
 import { announce, listen } from "./events.js";
 
 const table = document.querySelector("table.runs tbody"), filter = document.getElementById("filter");
+const compare = document.querySelector("#runs button"), MOST = Number(compare.dataset.most);
 
 function element(row) {
   const template = document.createElement("template");
@@ -13,6 +14,12 @@ function element(row) {
 function sift() {
   const words = filter.value.toLowerCase().split(/\s+/);
   for (const row of table.rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+}
+
+function count() {
+  const chosen = table.querySelectorAll("input:checked").length;
+  compare.disabled = chosen < 2 || chosen > MOST;
+  compare.title = compare.disabled ? `Choose 2 to ${MOST} runs first` : "";
 }
 
 function renew(old, fresh) {
@@ -38,6 +45,9 @@ listen([], (run, gone) => {
   }
   document.getElementById("none").hidden = table.rows.length > 0;
   sift();
+  count();
 });
+table.addEventListener("change", count);
 filter.addEventListener("input", sift);
 sift();
+count();

@@ -1,0 +1,366 @@
+"""The studio in a real browser, over a real connection, while a run of another process goes on."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fedloom.experiment import train
+from fedloom.studio.server import Place, Server, server_of
+from fedloom.studio.studio import Studio
+from support import tiny_config
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = pytest.mark.system
+
+
+@dataclass(frozen=True)
+class Running:
+    """A studio that answers."""
+
+    root: Path
+    address: str
+    port: int
+    server: Server
+
+    def key(self, name: str) -> str:
+        """Of a run, by its name."""
+        entries = self.server.studio.catalogue.entries().values()
+        return next(entry.key for entry in entries if entry.name == name)
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Over two finished runs, one with two latent dimensions."""
+    root = tmp_path_factory.mktemp("studio") / "runs"
+    small = ("rounds=3", "evaluation.every=1", "evaluation.samples=20", "evaluation.metrics=['spread']")
+    train(tiny_config(*small, "method.prior=symmetrical"), root / "four")
+    train(tiny_config(*small, "model.latent=2"), root / "plane")
+    place = Place.of("127.0.0.1", 0, "")
+    server = server_of(Studio.over(root), place.door)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
+    thread.start()
+    wait_for(lambda: server.started)
+    yield Running(root, place.address, place.listener.getsockname()[1], server)
+    server.handle_exit(2, None)
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "streams that are open must not keep the studio from ending"
+    place.listener.close()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What the condition gives once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it has not come true in time"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def page(browser: Chrome) -> Iterator[Chrome]:
+    """The browser; whatever happens, its console stays silent."""
+    browser.get("about:blank")
+    browser.get_log("browser")
+    yield browser
+    assert browser.get_log("browser") == []
+    browser.get("about:blank")
+
+
+def one(page: Chrome, selector: str) -> Any:
+    return page.find_element("css selector", selector)
+
+
+def said(page: Chrome, selector: str) -> str:
+    """The text of an element that may be replaced at any moment."""
+    found: str = page.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
+    return found
+
+
+def pixels(page: Chrome, canvas: str) -> str:
+    """What is on a canvas."""
+    found: str = page.execute_script(f"return document.getElementById('{canvas}').toDataURL()")
+    return found
+
+
+def test_a_demo_run_is_watched_to_its_end(studio: Running, page: Chrome) -> None:
+    """It is started in another process, appears by itself, goes on before one's eyes, and ends."""
+    page.get(studio.address)
+    wait_for(lambda: len(page.find_elements("css selector", "table.runs tbody tr")) == 2)
+    box = one(page, f"input[value='{studio.key('four')}']")
+    box.click()
+    toml = studio.root.parent / "demo.toml"
+    rounds = 6
+    toml.write_text(tiny_config(f"rounds={rounds}", "evaluation.every=2", "local.epochs=10").to_toml())
+    command = [sys.executable, "-m", "fedloom", "run", str(toml), "--out", str(studio.root / "live")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        row = wait_for(lambda: page.find_elements("css selector", "tr[data-name='live']"))[0]
+        assert row.get_attribute("data-state") == "running"
+        one(page, "tr[data-name='live'] a").click()
+        seen: list[str] = []
+        words = ("finished", f"{rounds} of {rounds}", f"round {rounds}")
+
+        def over() -> bool:
+            count = said(page, "#progress .count")
+            if count not in seen:
+                seen.append(count)
+            return said(page, "#state").endswith("finished") and all(word in said(page, "main") for word in words)
+
+        wait_for(over, 120)
+    finally:
+        process.wait(timeout=60)
+    assert seen[-1] == f"{rounds} of {rounds}"
+    assert len(seen) >= 2, "it was seen to go on"
+    assert said(page, "#news") == "live: finished"
+    wait_for(lambda: page.execute_script("return [...document.images].every(one => one.complete && one.naturalWidth)"))
+    page.back()
+    wait_for(lambda: said(page, "tr[data-name='live'] .state").endswith("finished"))
+
+
+def test_a_choice_survives_what_happens_meanwhile(studio: Running, page: Chrome) -> None:
+    page.get(studio.address)
+    box = wait_for(lambda: page.find_elements("css selector", f"input[value='{studio.key('plane')}']"))[0]
+    box.click()
+    log = studio.root / "plane" / "evaluations.jsonl"
+    log.write_text(json.dumps({"round": 3, "key": "frechet/x/n9", "value": 5.0}) + "\n")
+    toml = (studio.root / "plane" / "run.toml").read_text()
+    (studio.root / "plane" / "run.toml").write_text(toml.replace('name = "demo"', 'name = "renamed"'))
+    wait_for(lambda: "renamed" in said(page, "tr[data-name='plane']"))
+    assert box.is_selected()
+    assert page.switch_to.active_element == box
+    one(page, "#filter").send_keys("four")
+    wait_for(lambda: not one(page, "tr[data-name='plane']").is_displayed())
+    assert one(page, "tr[data-name='four']").is_displayed()
+
+
+def test_two_runs_are_compared_by_keyboard_alone(studio: Running, page: Chrome) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.get(studio.address)
+    wait_for(lambda: page.find_elements("css selector", "tr[data-name='four']"))
+    keys = {studio.key("four"), studio.key("plane")}
+    one(page, "body").send_keys(Keys.TAB)
+    assert page.switch_to.active_element.text == "Skip to the content"
+    passed: list[str] = []
+    while not keys <= set(passed):
+        assert len(passed) < 30
+        focused = page.switch_to.active_element
+        passed.append(focused.get_attribute("value") or focused.text)
+        if passed[-1] in keys:
+            focused.send_keys(Keys.SPACE)
+        focused.send_keys(Keys.TAB)
+    assert passed[:3] == ["Skip to the content", "fedloom studio", "Runs"], "the frame, then the lines"
+    assert one(page, "#runs button").is_enabled()
+    one(page, "#filter").send_keys(Keys.ENTER)
+    wait_for(lambda: one(page, "h1").text == "2 runs compared")
+    headers = {cell.text for cell in page.find_elements("css selector", "#metrics th")}
+    assert {"four", "plane"} <= headers
+    slider = one(page, "#slider")
+    slider.send_keys(Keys.ARROW_LEFT)
+    assert one(page, ".player output").text == "round 2"
+    assert {shown.text for shown in page.find_elements("css selector", ".player .shown")} == {"round 2"}
+
+
+def test_the_plane_is_walked_by_pointer_and_by_arrows(studio: Running, page: Chrome) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    page.get(f"{studio.address}runs/{studio.key('plane')}/explore")
+    wait_for(lambda: one(page, "main").get_attribute("data-frames"))
+    plane, middle = one(page, "#plane"), pixels(page, "frame")
+    assert one(page, "#where").text == "0.00, 0.00"
+    page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plane)
+    size = plane.size
+    ActionChains(page).move_to_element(plane).click_and_hold().move_by_offset(
+        size["width"] // 3, -size["height"] // 4
+    ).release().perform()
+    x, y = (float(part) for part in one(page, "#where").text.split(", "))
+    assert x == pytest.approx(2.0, abs=0.05)
+    assert y == pytest.approx(1.5, abs=0.05)
+    wait_for(lambda: pixels(page, "frame") != middle)
+    plane.send_keys(Keys.HOME)
+    wait_for(lambda: pixels(page, "frame") == middle)
+    plane.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_UP, Keys.SHIFT, Keys.ARROW_UP)
+    assert one(page, "#where").text == "0.10, 0.60"
+    assert [output.text for output in page.find_elements("css selector", "#sliders output")] == ["0.10", "0.60"]
+    assert page.switch_to.active_element == plane
+
+
+def test_directions_groups_and_two_images(studio: Running, page: Chrome) -> None:
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.select import Select
+
+    page.get(f"{studio.address}runs/{studio.key('four')}/explore")
+    wait_for(lambda: len(page.find_elements("css selector", "#sliders input")) == 4)
+    wait_for(lambda: one(page, "main").get_attribute("data-frames"))
+    seen = [pixels(page, "frame")]
+
+    def changed() -> None:
+        wait_for(lambda: pixels(page, "frame") not in seen)
+        seen.append(pixels(page, "frame"))
+
+    page.find_elements("css selector", "#sliders input")[2].send_keys(Keys.END)
+    changed()
+    Select(one(page, "select[name='group']")).select_by_value("fashion-mnist")
+    changed()
+    Select(one(page, "select[name='prior']")).select_by_value("mnist")
+    changed()
+    wait_for(lambda: len(page.find_elements("css selector", ".ends img")) == 12)
+    ends = page.find_elements("css selector", ".ends button")
+    ends[4].click()
+    ends[7].click()
+    marks = [button.find_element("tag name", "span").text for button in ends]
+    assert marks == ["", "", "", "", "A", "", "", "B", "", "", "", ""]
+    before = pixels(page, "middle")
+    one(page, "#share").send_keys(Keys.END)
+    wait_for(lambda: pixels(page, "middle") != before)
+    assert page.execute_script(
+        "return [document.getElementById('strip').width, document.getElementById('strip').height]"
+    ) == [
+        9 * 28,
+        28,
+    ]
+    assert not one(page, "#complaint").is_displayed()
+
+
+def test_images_follow_within_a_tenth_of_a_second(studio: Running, page: Chrome) -> None:
+    """Fifty frames after each other, as the browser sees them; the median, because the machine has other work."""
+    page.get(f"{studio.address}runs/{studio.key('plane')}/explore")
+    wait_for(lambda: one(page, "main").get_attribute("data-frames"))
+    times = page.execute_async_script(
+        """
+        const done = arguments[arguments.length - 1], times = [];
+        (async () => {
+          for (let i = 0; i < 50; i += 1) {
+            const start = performance.now();
+            const answer = await fetch(`/runs/${arguments[0]}/3/frame?values=${i / 25 - 1},0.5`);
+            await createImageBitmap(await answer.blob());
+            times.push(performance.now() - start);
+          }
+          done(times);
+        })();
+        """,
+        studio.key("plane"),
+    )
+    assert sorted(times)[25] < 100
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["", "runs/KEY", "runs/KEY/explore", "compare?run=KEY&run=OTHER", "papers"])
+def test_it_fits_every_screen(studio: Running, page: Chrome, path: str, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    try:
+        page.get(studio.address + path.replace("KEY", studio.key("four")).replace("OTHER", studio.key("plane")))
+        wait_for(lambda: one(page, "h1").text)
+        page.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true })")
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.execute_script(overflow) == 0
+        colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert colour == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def raw(studio: Running, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, bytes]:
+    """A request as it stands: no client has tidied up its path."""
+    connection = http.client.HTTPConnection("127.0.0.1", studio.port, timeout=10)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(body or None)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../../etc/passwd",
+        "/static/../../../../etc/passwd",
+        "/static/..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/runs/../../etc/passwd",
+        "/runs/..%2f..%2fetc%2fpasswd",
+        "/runs/%252e%252e%252fetc%252fpasswd",
+        "/runs//etc/passwd",
+        "//etc/passwd",
+    ],
+)
+def test_no_path_leads_out(studio: Running, path: str) -> None:
+    status, content = raw(studio, "GET", path, {})
+    assert status == 404
+    assert b"root:" not in content
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Host": "evil.example"}, b"", 421),
+        ({"Origin": "http://evil.example"}, b"", 403),
+        ({"Sec-Fetch-Site": "cross-site"}, b"", 403),
+        ({"Content-Length": "1000000"}, b"x" * 1000, 413),
+        ({"X-Long": "x" * 20_000}, b"", 431),
+    ],
+    ids=["rebinding", "origin", "cross-site", "body", "headers"],
+)
+def test_foreign_and_oversized_requests_are_refused(
+    studio: Running, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    assert raw(studio, "GET", "/", headers, body)[0] == status
+
+
+def test_a_page_of_another_site_gets_nothing(studio: Running, browser: Chrome, tmp_path: Path) -> None:
+    """A page of another server tries to read, to embed and to frame the studio."""
+    key = studio.key("four")
+    (tmp_path / "evil.html").write_text(
+        f"<!DOCTYPE html><title>evil</title><img id=i src='{studio.address}runs/{key}/samples/3/0'>"
+        f"<script src='{studio.address}static/page.js' onload='window.loaded = 1'></script>"
+        f"<iframe id=f src='{studio.address}'></iframe>"
+        f"<script>fetch('{studio.address}').then((a) => a.text()).then((t) => {{ window.read = t }},"
+        " () => { window.refused = 1 })</script>"
+    )
+    (tmp_path / "favicon.ico").write_bytes(b"")
+    server = HTTPServer(("localhost", 0), functools.partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        browser.get(f"http://localhost:{server.server_port}/evil.html")
+        wait_for(lambda: browser.execute_script("return window.refused"))
+        assert browser.execute_script("return [window.read, window.loaded, i.naturalWidth]") == [None, None, 0]
+        browser.switch_to.frame("f")
+        assert "Runs" not in browser.page_source
+    finally:
+        browser.switch_to.default_content()
+        browser.get("about:blank")
+        browser.get_log("browser")
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server that says nothing on stderr."""
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
