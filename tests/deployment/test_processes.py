@@ -24,13 +24,13 @@ from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, Sil
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.nursery import write_command
-from fedloom.deployment.processes import Child, Household, locked
+from fedloom.deployment.processes import Child, Household, locked, require_flower
 from fedloom.deployment.proxy import FLEET, configuration
 from fedloom.deployment.serving import APP, Serving
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rules import RoundRules
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, MissingExtraError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
 from local_grid import Deployment
@@ -260,6 +260,17 @@ def test_the_command_for_a_message_is_done_with_or_without_the_nursery(tmp_path:
     said = (tmp_path / "log").read_text() if there else done.stdout
     assert "--runtime-api-address" in said
     assert there or not place.exists()
+
+
+def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(MissingExtraError, match=r"needs the package 'flwr'; pip install 'fedloom\[flower\]'"):
+        require_flower()
+
+
+def test_a_simulation_needs_no_flower() -> None:
+    program = "import sys; sys.modules['flwr'] = None; import fedloom.cli, fedloom.experiment, fedloom.engines.choice"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_who_asks_the_worker_needs_no_torch() -> None:

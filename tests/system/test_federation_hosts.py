@@ -1,4 +1,4 @@
-"""A federation by its own commands, with every party on a host of its own: network namespaces, cabled to the server."""
+"""A federation by its own commands: the demonstration, and every party on a host of its own (network namespaces)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedloom.deployment.demo import write_records
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
 from places import METHODS, POLICY, config_of, wait_for
 from support import equal_bits
@@ -125,3 +126,14 @@ def test_a_federation_of_hosts_learns_what_the_reference_engine_learns(
         done(*hosts["server"], *FEDLOOM, *command, "--out", str(run))
     train(config, tmp_path / "reference", federation)
     assert equal_bits(load_checkpoint(run).server, load_checkpoint(tmp_path / "reference").server)
+
+
+def test_the_demonstration_leaves_folders_and_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done(*FEDLOOM, "federation", "demo", "--out", str(out), "--rounds", "1")
+    assert RunFolder.open(out / "run").status["state"] == "finished"
+    for silo in ("mnist-0", "fashion-mnist-0"):
+        (own,) = (out / silo / "runs").iterdir()
+        assert RunFolder.open(own).status["state"] == "finished"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [command for command in commands if str(out).encode() in command]

@@ -15,7 +15,7 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.streams import Streams
-from local_grid import Deployment
+from local_grid import Deployment, Handler
 from support import equal_bits, names_in, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.accountant=filter")
@@ -54,6 +54,23 @@ def test_the_server_learns_what_the_reference_engine_learns(tmp_path: Path, over
     steps = [[row["steps"] for row in rows(tmp_path / place, "metrics.jsonl")] for place in ("server", "reference")]
     assert steps[0] == steps[1]
     assert rows(tmp_path / "server", "egress.jsonl") == rows(tmp_path / "reference", "egress.jsonl")
+
+
+def test_a_group_decoder_is_sent_to_its_group_alone(tmp_path: Path) -> None:
+    config = tiny_config("engine.name=reference", "method.name=fissionvae")
+    deployment = Deployment(tmp_path, config, build_federation(config.data, Streams(config.seed)))
+    sent: dict[str, set[str]] = {}
+
+    def looking(name: str, handler: Handler) -> Handler:
+        return lambda frame: (sent.setdefault(name, set()).update(frame.parts), handler(frame))[1]
+
+    for name, handler in deployment.grid.handlers.items():
+        deployment.grid.handlers[name] = looking(name, handler)
+    deployment.run()
+    groups = ("mnist", "mnist", "fashion-mnist", "fashion-mnist")
+    assert [sent[silo.name] for silo in deployment.federation.silos] == [
+        {"encoder@all", f"decoder@group={group}"} for group in groups
+    ]
 
 
 def test_what_silos_keep_stays_with_them(tmp_path: Path) -> None:
