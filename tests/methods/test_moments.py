@@ -123,14 +123,17 @@ def test_the_gradient_is_that_of_the_cross_entropy() -> None:
     torch.testing.assert_close(rows["bias"].sum(0) / BIAS, expected[1], atol=1e-4, rtol=1e-4)
 
 
-def test_classes_are_told_apart_by_the_weights_that_they_were_made_from() -> None:
+@pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.7, 0.2, 0.1)])
+def test_classes_are_told_apart_by_the_weights_that_they_were_made_from(shares: tuple[float, ...]) -> None:
     torch.manual_seed(1)
+    frequent = torch.tensor(shares, dtype=torch.float64)
     root = 0.2 * torch.randn(WIDTH, WIDTH, dtype=torch.float64)
     covariance, weights = root @ root.T, torch.randn(CLASSES, WIDTH, dtype=torch.float64)
-    offsets, within = told_apart_by(weights, covariance)
-    even = weights - weights.mean(0)
-    torch.testing.assert_close(torch.linalg.solve(within, offsets.T).T, even)
-    whole = within + offsets.T @ offsets / CLASSES
+    offsets, within = told_apart_by(weights, covariance, frequent)
+    found = torch.linalg.solve(within, offsets.T).T
+    torch.testing.assert_close(found - found[0], weights - weights[0])  # what they have in common tells nothing apart
+    torch.testing.assert_close(frequent @ offsets, torch.zeros(WIDTH, dtype=torch.float64))
+    whole = within + offsets.T @ torch.diag(frequent) @ offsets  # of all records: their mean and spread are kept
     torch.testing.assert_close(whole.trace(), covariance.trace())
 
 

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from fedloom.config import above, share
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods import moments
 from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
+from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
@@ -62,11 +64,14 @@ class RefiningStep(MomentsStep):
             start = {name: self.options.start * found[name] for name in ("weights", "bias")}
             return replace(after, blocks={DECODER: {**found, **start}})
         gradient, records = payload_sum(updates, GRADIENT)
-        return (
-            replace(server, blocks={DECODER: self._refined(known, gradient, records, context)}) if gradient else server
-        )
+        if not gradient:
+            return server
+        found = self._refined(known, gradient, records, context, server.memory[LABEL_SHARES])
+        return replace(server, blocks={DECODER: found})
 
-    def _refined(self, known: Tensors, gradient: Tensors, records: float, context: RoundContext) -> Tensors:
+    def _refined(
+        self, known: Tensors, gradient: Tensors, records: float, context: RoundContext, shares: Tensor
+    ) -> Tensors:
         """A step in the metric, and the generator whose classifier is the mean of the weights that count."""
         pace, radius = self.options.step * self.how.classes / records, self.options.radius
         slope = pace * radius * gradient["weights"] @ known["metric"].to(torch.float64)
@@ -74,7 +79,7 @@ class RefiningStep(MomentsStep):
         bias = known["bias"] - (pace * gradient["bias"] / (BIAS * self.how.classes)).to(torch.float32)
         counts = context.round - 2 > self.options.unaveraged * (context.rounds - 2)
         mean = weights + (known["mean"] - weights) * (1 - 1 / (known["averaged"] + 1)) if counts else weights.clone()
-        offsets, within = told_apart_by(mean.to(torch.float64), known["covariance"].to(torch.float64))
+        offsets, within = told_apart_by(mean.to(torch.float64), known["covariance"].to(torch.float64), shares)
         return {
             **known,
             "weights": weights,

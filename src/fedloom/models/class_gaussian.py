@@ -191,15 +191,15 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def told_apart_by(weights: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+def told_apart_by(weights: Tensor, covariance: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """Offsets and covariance of classes that these weights tell apart best, with ``covariance`` as large in all.
 
     Within classes it is c times the covariance, and offsets are that times the weights; c makes up for what the
-    offsets themselves add to the trace.
+    offsets themselves add to the trace. A vector that all weights have in common tells nothing apart; it is chosen so
+    that offsets, as frequent as ``shares`` say, are 0 in the mean.
     """
-    even = weights - weights.mean(dim=0)
-    reach = even @ covariance
-    added = (reach.square().sum() / len(weights) / covariance.trace()).clamp_min(1e-12)
+    reach = (weights - shares @ weights) @ covariance
+    added = (shares @ reach.square().sum(dim=1) / covariance.trace()).clamp_min(1e-12)
     c = (torch.sqrt(1.0 + 4.0 * added) - 1.0) / (2.0 * added)
     return c * reach, c * covariance
 
