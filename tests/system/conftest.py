@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,6 +45,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     driver = Chrome(options=options, service=Service(programs["chromedriver"]))
     yield driver
     driver.quit()
+
+
+SECONDS = 360  # that a test may take, with its fixtures
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound every test of this folder."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 FAILED = pytest.StashKey[bool]()

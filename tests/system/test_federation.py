@@ -23,7 +23,7 @@ from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 from places import METHODS, POLICY, RULES, Place, pid, private, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -23,7 +23,7 @@ from local_grid import Deployment
 from places import METHODS, RULES, Place, asked_now, config_of, halted, pid, private
 from support import equal_bits
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.system
 FISSION = METHODS["fissionvae-d"]
 ENDED = "the silo's worker ended before it had answered"
 

@@ -22,7 +22,7 @@ from fedloom.streams import Streams
 from places import METHODS, POLICY, config_of, wait_for
 from support import equal_bits
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.system
 ADDRESS, PORT, CONTROL = "10.77.0.1", 8443, 9092
 SILOS = {"mnist-0": "mnist", "mnist-1": "mnist", "fashion-mnist-0": "fashion-mnist"}
 FEDLOOM = (sys.executable, "-m", "fedloom")
