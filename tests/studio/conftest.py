@@ -42,7 +42,9 @@ def ask() -> Ask:
     """A client of the studio over a folder, from the same machine unless told."""
 
     def call(folder: Path, door: Door = LOCAL, base_url: str = "http://localhost:8260") -> TestClient:
-        return TestClient(make_app(Studio.over(folder), door), base_url=base_url, follow_redirects=False)
+        return TestClient(
+            make_app(Studio.over(folder, folder.parent / "papers"), door), base_url=base_url, follow_redirects=False
+        )
 
     return call
 

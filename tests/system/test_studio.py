@@ -51,7 +51,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     train(tiny_config(*small, "method.prior=symmetrical"), root / "four")
     train(tiny_config(*small, "model.latent=2"), root / "plane")
     place = Place.of("127.0.0.1", 0, "")
-    server = server_of(Studio.over(root), place.door)
+    server = server_of(Studio.over(root, root.parent / "papers"), place.door)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
     thread.start()
     wait_for(lambda: server.started)
@@ -262,7 +262,9 @@ def test_images_follow_within_a_tenth_of_a_second(studio: Running, page: Chrome)
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["", "runs/KEY", "runs/KEY/explore", "compare?run=KEY&run=OTHER", "papers"])
+@pytest.mark.parametrize(
+    "path", ["", "runs/KEY", "runs/KEY/explore", "compare?run=KEY&run=OTHER", "papers/fissionvae/table1"]
+)
 def test_it_fits_every_screen(studio: Running, page: Chrome, path: str, width: int, scheme: str) -> None:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -15,6 +15,7 @@ def studio(
     folder: Annotated[Path, typer.Argument(metavar="[RUNS-FOLDER]", help="The folder that runs lie in.")] = Path(
         "runs"
     ),
+    papers: Annotated[Path, typer.Option(help="Where results of papers' tables lie.")] = Path("papers"),
     host: Annotated[
         str, typer.Option(help="The address to listen at; any but loopback asks for a token.")
     ] = "127.0.0.1",
@@ -34,4 +35,4 @@ def studio(
             raise MissingExtraError(
                 f"the studio needs the package '{error.name}'; install it with: pip install 'fedloom[studio]'"
             ) from error
-    serve(folder, host, port, token, not no_open, say)
+    serve(folder, papers, host, port, token, not no_open, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -162,6 +163,19 @@ def compare(studio: Here, run: Keys) -> Response:
 def compare_body(studio: Here, run: Keys) -> Response:
     """The same, without the frame of the page."""
     return _html(pages.compare_body(studio.compared(run)[1]))
+
+
+@router.get("/papers")
+def papers() -> Response:
+    """Which tables of papers there are."""
+    return _html(pages.papers_page())
+
+
+@router.get("/papers/{paper}/{table}")
+async def paper_table(studio: Here, paper: str, table: str) -> Response:
+    """A table, obtained beside published."""
+    sights = await studio.watch.shared_look()
+    return _html(await asyncio.to_thread(pages.table_page, f"{paper}/{table}", studio.papers, sights.values()))
 
 
 @router.get("/runs/{key}")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from fedloom.config import Config
 from fedloom.errors import FedloomError
 from fedloom.privacy.ledger import told
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows, uncounted
+from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import HIGHER, LOWER, SWAPPED, TRAINING, split_key
 from fedloom.studio.catalogue import Entry, check
@@ -56,7 +58,7 @@ class Glance:
     best: tuple[Best, ...] = ()
     privacy: str = ""
     ended: str = ""  # "finished" or "diverged", once it is over
-    digest: str = ""  # of the configuration without its seed
+    identities: frozenset[str] = frozenset()  # by which the rows of papers' tables know their runs
 
     def state(self, now: float) -> str:
         """``running`` while there are signs of life; a run that was killed is ``silent``."""
@@ -110,8 +112,13 @@ def glance_at(entry: Entry) -> Glance:
         best=tuple(_headlines(history)),
         privacy=_privacy(config.privacy.mechanism, history),
         ended="" if ended == "unfinished" else ended,
-        digest=config.digest_without_seed(),
+        identities=_identities(config),
     )
+
+
+def _identities(config: Config) -> frozenset[str]:
+    """As it is, and without where its data lie, which a row that does not say leaves to whoever runs it."""
+    return frozenset({identity(config), identity(replace(config, data=replace(config.data, path="")))})
 
 
 def _headlines(history: History) -> Iterator[Best]:

@@ -13,12 +13,13 @@ from fedloom.reports.parts import Section, Story, method_of, text
 from fedloom.reports.several_runs import comparison_sections
 from fedloom.studio.explorer import REACH, Explorer, View
 from fedloom.studio.glance import Glance
+from fedloom.studio.papers import declared, list_of_tables, parts_of_table
 from fedloom.studio.watch import Sight
 
 EXPLORER = Template((Path(__file__).parent / "explorer.html").read_text(encoding="utf-8"))
 MARKS = {"running": "▶", "finished": "✓", "diverged": "✕", "silent": "…", "unreadable": "!"}
 MOST_COMPARED = 8
-PLACES = {"/": "Runs"}
+PLACES = {"/": "Runs", "/papers": "Papers"}
 COLUMNS = ("run", "method", "data", "rounds", "best metrics", "privacy", "state")
 
 
@@ -178,6 +179,27 @@ def _contents(sections: Sequence[Section]) -> str:
 
 def _html(sections: Iterable[Section]) -> str:
     return "".join(section.html() for section in sections)
+
+
+# Papers
+
+
+def papers_page() -> str:
+    """Which tables there are."""
+    body = f"<h1>Papers</h1><p>What was published, and what was obtained here.</p>{list_of_tables()}"
+    return page("Papers", body, here="/papers")
+
+
+def table_page(name: str, papers: Path, sights: Iterable[Sight]) -> str:
+    """One table of a paper."""
+    found = declared(name).table
+    hidden = " hidden" if (papers / found.paper / "results").is_dir() else ""
+    body = (
+        f'<h1>{text(found.title)}</h1><p class="sub">{text(found.paper)}, <a href="/papers">all tables</a></p>'
+        f"<p{hidden}>There are no results yet: <code>fedloom reproduce {text(name)}</code> "
+        f"obtains them. Published values stand here already.</p>{parts_of_table(name, papers, sights)}"
+    )
+    return page(found.title, body, here="/papers")
 
 
 # The latent explorer

@@ -100,11 +100,13 @@ def server_of(studio: Studio, door: Door) -> Server:
     return Server(config, studio)
 
 
-def serve(folder: Path, host: str, port: int, token: str, open_browser: bool, say: Callable[[str], None]) -> None:
-    """Serve a runs folder until somebody ends it."""
+def serve(
+    folder: Path, papers: Path, host: str, port: int, token: str, open_browser: bool, say: Callable[[str], None]
+) -> None:
+    """Serve a runs folder until somebody ends it; ``papers`` holds result files of papers' tables."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder '{folder}'; name the folder that your runs lie in")
-    place, studio = Place.of(host, port, token), Studio.over(folder)
+    place, studio = Place.of(host, port, token), Studio.over(folder, papers)
     torch.set_num_threads(1)  # frames are small: more threads make them slower
     say(f"The studio of {studio.catalogue.root} is at {place.address}")
     say("Ctrl-C ends it.")

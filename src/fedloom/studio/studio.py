@@ -57,14 +57,15 @@ class Studio:
 
     catalogue: Catalogue
     watch: Watch
+    papers: Path  # where result files of papers' tables lie, if anywhere
     _stories: Shelf = field(default_factory=Shelf)
     _explorers: Shelf = field(default_factory=Shelf)
 
     @classmethod
-    def over(cls, root: Path) -> Studio:
+    def over(cls, root: Path, papers: Path) -> Studio:
         """The studio of a folder."""
         catalogue = Catalogue(root.resolve())
-        return cls(catalogue, Watch(catalogue))
+        return cls(catalogue, Watch(catalogue), papers)
 
     def sight(self, key: str) -> Sight:
         """A run that can be read."""
