@@ -41,6 +41,32 @@ def test_a_silo_trusts_whoever_is_right(local: Tensor, common: Tensor, weight: f
     assert chosen("silo", Answers(local, common, TRUTH)) == [[weight]]
 
 
+def test_balanced_hits_do_not_let_a_frequent_class_outvote_a_rare_one() -> None:
+    """The silo's own head says class 0 of everything, the common one errs on one of the three records of class 0."""
+    local = torch.tensor([[0.9, 0.1]]).repeat(4, 1).double()
+    common = torch.tensor([[0.6, 0.4], [0.6, 0.4], [0.4, 0.6], [0.05, 0.95]]).double()
+    answers = Answers(local, common, torch.tensor([0, 0, 0, 1]))
+    # Of a lambda up to 0.5 the record of class 1 is right (0.9 w + 0.05 (1 - w) < 0.5 up to 0.52), from 0.3 on all of
+    # class 0 are (0.9 w + 0.4 (1 - w) > 0.5 beyond 0.2): between them everything is.
+    assert [answers.worth(torch.tensor(weight).double())[0] for weight in (0.0, 0.3, 0.5, 0.6)] == [3, 4, 4, 3]
+    weighed = answers.balanced()
+    expected = [2 / 3 + 1, 2, 2, 1]
+    assert [weighed.worth(torch.tensor(w).double())[0] for w in (0.0, 0.3, 0.5, 0.6)] == pytest.approx(
+        expected, abs=1e-6
+    )
+
+
+def test_a_silo_may_choose_by_balanced_accuracy() -> None:
+    """Two of three frequent records against one rare one: accuracy trusts the silo, balanced accuracy the others."""
+    local = torch.tensor([[0.99, 0.01]]).repeat(4, 1).double()
+    common = torch.tensor([[0.9, 0.1], [0.02, 0.98], [0.02, 0.98], [0.02, 0.98]]).double()
+    answers = Answers(local, common, torch.tensor([0, 0, 0, 1]))
+    ((by_hits,),) = chosen("silo", answers)
+    ((by_class,),) = chosen("balanced", answers)
+    assert by_hits >= 0.5
+    assert by_class < 0.5
+
+
 def test_hits_count_for_every_lambda() -> None:
     assert Answers(SURE, WRONG, TRUTH).hits().tolist() == [0] * 5 + [2] + [4] * 5  # 0.5: a tie, and the first answer
 

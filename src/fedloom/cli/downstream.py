@@ -18,7 +18,11 @@ def downstream(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
     choice: Annotated[
         str,
-        typer.Option("--lambda", help="Whose weight of the mixture: silo, shared (by all) or class (of each silo)."),
+        typer.Option(
+            "--lambda",
+            help="Whose weight of the mixture, and by what: silo (accuracy), balanced (of each silo, by balanced "
+            "accuracy), shared (by all) or class (of each silo).",
+        ),
     ] = "silo",
     synthetic: Annotated[
         int, typer.Option(help="Synthetic records that the common head learns from.")

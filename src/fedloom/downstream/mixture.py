@@ -8,7 +8,7 @@ lambda for everybody, for which exact counts leave the silos: whoever asks for i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Answers:
     local: Tensor  # (records, classes)
     common: Tensor
     truth: Tensor  # (records,)
+    importance: Tensor | float = 1.0  # of each record
 
     def mixed(self, weights: Tensor) -> Tensor:
         """The mixture; ``weights`` holds one lambda, or one for each class."""
@@ -37,16 +38,26 @@ class Answers:
         right = [self.mixed(weight).argmax(dim=1) == self.truth for weight in GRID]
         return torch.stack(right).sum(dim=1).to(torch.float64)
 
-    def worth(self, weights: Tensor) -> float:
-        """The number of hits; where that is equal, the geometric mean of the truth's probability decides."""
+    def worth(self, weights: Tensor) -> tuple[float, float]:
+        """The number of hits; where that is equal, the truth's likelihood decides."""
         found = self.mixed(weights)
-        likely = found[torch.arange(len(found)), self.truth].clamp_min(1e-12).log().mean().exp()
-        return (found.argmax(dim=1) == self.truth).sum().item() + 0.5 * likely.item()
+        likely = found[torch.arange(len(found)), self.truth].clamp_min(1e-12).log()
+        hits = (found.argmax(dim=1) == self.truth).double()
+        return round((self.importance * hits).sum().item(), 6), (self.importance * likely).sum().item()
+
+    def balanced(self) -> Answers:
+        """The same where the records of a class together are as important as those of any other."""
+        return replace(self, importance=1.0 / torch.bincount(self.truth)[self.truth].double())
 
 
 def for_each_silo(silos: Sequence[Answers]) -> list[Tensor]:
     """The paper's: nothing leaves a silo."""
     return [GRID[max(range(len(GRID)), key=lambda i: silo.worth(GRID[i]))] for silo in silos]
+
+
+def for_each_silo_by_class(silos: Sequence[Answers]) -> list[Tensor]:
+    """By balanced accuracy: a silo whose records are mostly of one class would else trust itself for all of them."""
+    return for_each_silo([silo.balanced() for silo in silos])
 
 
 def for_all(silos: Sequence[Answers]) -> list[Tensor]:
@@ -72,6 +83,7 @@ def _by_class(silo: Answers, start: Tensor) -> Tensor:
 
 CHOICES: dict[str, Callable[[Sequence[Answers]], list[Tensor]]] = {
     "silo": for_each_silo,
+    "balanced": for_each_silo_by_class,
     "shared": for_all,
     "class": for_each_class,
 }

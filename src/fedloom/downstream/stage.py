@@ -50,9 +50,9 @@ def downstream(
 ) -> dict[str, Any]:
     """Train and score the heads of a checkpoint, and write what is found to downstream.json.
 
-    ``choice`` is whose lambda it is: the silo's, shared by all, or one for each class of a silo. ``attribute`` is what
-    else tells groups of records apart, data.condition unless told. ``federation`` is needed where the run was given
-    one in memory.
+    ``choice`` is whose lambda it is: the silo's (by accuracy, or balanced), shared by all, or of each class of a silo.
+    ``attribute`` is what else tells groups of records apart, data.condition unless told. ``federation`` is needed where
+    the run was given one in memory.
     """
     if choice not in CHOICES:
         raise ConfigError("--lambda: " + unknown("choice", choice, CHOICES))
