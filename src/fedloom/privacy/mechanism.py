@@ -38,5 +38,6 @@ class NoPrivacy:
     def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The gradient of the masked mean; a parameter that the losses do not reach gets zeros."""
         # One silo's losses do not depend on another's parameters, so that all silos share one backward pass.
+        # Not by ``grad_outputs``, with which torch loads its compiler, a second of every start.
         shares = mask / mask.sum(dim=-1, keepdim=True)
-        return torch.autograd.grad(values, parameters, shares, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad((values * shares).sum(), parameters, allow_unused=True, materialize_grads=True)
