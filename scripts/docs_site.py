@@ -12,6 +12,7 @@ import tokenize
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from inspect import cleandoc, getmodule, getsource
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +84,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
+@cache
 def meanings(cls: type) -> dict[str, str]:
     """What the comments above and beside each field of a dataclass say."""
     found: dict[str, str] = {}
@@ -199,7 +201,7 @@ def catalogue() -> str:
         if rows:
             options = table(["option", "default", "allowed", "remarks"], rows)
             parts.append(f"{_text(recipe.options)}\n\n{options}\n")
-    for kind in (Kind.DATASETS, Kind.PARTITIONS, Kind.NETWORKS, Kind.PRIORS, Kind.METRICS):
+    for kind in (kind for kind in Kind if kind not in (Kind.METHODS, Kind.PRESETS)):
         rows = [[f"`{name}`", summary] for name, summary in LISTINGS[kind]().items()]
         parts.append(f"## {kind.value.capitalize()}\n\n{table([kind.value[:-1], 'what it is'], rows)}\n")
     parts.append("## Presets\n\n" + table(["family", "presets", "an example"], _families()))
