@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -37,6 +38,7 @@ from engines.one_answer import (
     rounds_of,
     trainer_of,
 )
+from fedloom.engines import fused_stack
 from fedloom.engines.fused import FusedOptions
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomWarning
@@ -74,6 +76,12 @@ def one_case(federation: Federation, overrides: tuple[str, ...], options: FusedO
     assert_one_answer(*trainer_of(config_of(*overrides), federation), ROUNDS, options)
 
 
+def one_crowded(overrides: tuple[str, ...], options: FusedOptions) -> None:
+    """On a device without room for all records."""
+    with mock.patch.object(fused_stack, "room_on", return_value=0.0):
+        one_case(UNEQUAL, overrides, options)
+
+
 def one_pack(runs: list[tuple[str, ...]], options: FusedOptions) -> None:
     """Each run has other participants in a round."""
     engine, members = pack_of(UNEQUAL, *runs, options=options)
@@ -96,6 +104,10 @@ def main() -> None:
     ]
     if not arguments.private:
         cases += [("unequal", f"packed: {name}", partial(one_pack, runs, options)) for name, runs in PACKS.items()]
+        cases += [
+            ("unequal", f"records sent chunk by chunk: {name}", partial(one_crowded, METHODS[name], options))
+            for name in ("+D", "fedgan", "align_fl of four architectures")
+        ]
     rows: list[dict[str, Any]] = []
     for federation, method, case in cases:
         answer = "equal"

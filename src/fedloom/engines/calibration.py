@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedloom.engines.base import FederationState
@@ -81,6 +81,11 @@ def seconds_per_step(trial: Callable[[int], int], trainer: Trainer) -> float:
     if step <= 0:
         return much / many
     return step + max(little / few - step, 0.0) / steps_of_a_silo(trainer)
+
+
+def steps_of_trials(silos: Sequence[int]) -> int:
+    """How many silo-steps :func:`seconds_per_step` takes, for trials of so many silos at once."""
+    return (3 + 2 * (1 + TRIAL_STEPS)) * sum(silos)
 
 
 def silos_per_round(trainer: Trainer) -> int:

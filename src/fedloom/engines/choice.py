@@ -17,6 +17,7 @@ from fedloom.engines.calibration import (
     seconds_per_step,
     silos_per_round,
     steps_left,
+    steps_of_trials,
 )
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_stack import stacks_of
@@ -27,6 +28,7 @@ from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext
 
 WORTH_TRYING_FUSED = 20.0  # seconds of work left on a CPU, below which measuring would cost more than it could save
+TRIAL_SHARE = 0.05  # of the steps left may go into trying the fused engine
 WORTH_COMPILING = 120.0  # seconds of work left on a GPU, below which compilation is not earned back
 CPU_CHUNKS = (1, 2, 5, 10)
 UNKNOWN: Mapping[str, Any] = {}
@@ -101,8 +103,9 @@ def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Eng
     if device.type == "cuda":
         return _fused(trainer, state, device)
     reference, seconds = fastest_reference(trainer, state)
-    wanted = trainer.config.engine
-    if wanted.workers or wanted.threads or seconds * steps_left(trainer, state) < WORTH_TRYING_FUSED:
+    wanted, left = trainer.config.engine, steps_left(trainer, state)
+    short = seconds * left < WORTH_TRYING_FUSED or steps_of_trials(_chunks(trainer)) > TRIAL_SHARE * left
+    if wanted.workers or wanted.threads or short:
         return reference
     try:
         fused, fused_seconds = fastest_fused(trainer, state, device)
@@ -134,8 +137,8 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
     precision = trainer.config.engine.precision
     stacks = stacks_of((trainer,), device)  # the records are brought to the device once for all that are tried
     if device.type == "cpu":
-        chunks = [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
-        candidates = [FusedEngine(trainer, FusedOptions(device, precision, chunk), stacks) for chunk in chunks]
+        every = [FusedOptions(device, precision, chunk) for chunk in _chunks(trainer)]
+        candidates = [FusedEngine(trainer, options, stacks) for options in every]
     else:
         options = FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)
         candidates = [FusedEngine(trainer, options, stacks)]
@@ -147,6 +150,11 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         return FusedEngine(trainer, replace(options, matrix_convolutions=True, compiled=True), stacks), 0.0
     return best, seconds[best]
+
+
+def _chunks(trainer: Trainer) -> list[int]:
+    """How many silos at once are worth trying on a CPU."""
+    return [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
 
 
 def _steady(trainer: Trainer) -> bool:
