@@ -79,7 +79,7 @@ def run_heading(story: Story) -> str:
         "groups": (names if len(names) <= 40 else f"{len(facts.groups):,}") or "unknown",
         "training records": f"{sum(records):,}" if records else "unknown",
         "left the silos": size(sum(silo.bytes for silo in facts.silos)),
-        "privacy": facts.guarantee or "unknown",
+        "privacy": facts.guarantee.partition(" for each ")[0] or "unknown",
     }
     boxes = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards.items())
     return f'<div class="cards">{boxes}</div>{finding_list(story.findings)}'

@@ -59,9 +59,9 @@ def runs_page(folder: str, sights: Mapping[str, Sight]) -> str:
     body = (
         f'<h1>Runs</h1><p class="sub">in the folder {text(folder)}</p>'
         f'<form action="/compare" id="runs"><div class="tools">'
-        '<label>Show only <input type="search" id="filter" placeholder="name, method, data, state"></label>'
+        '<label>Show only <input type="search" id="filter" size="26" placeholder="name, method, data, state"></label>'
         f'<button data-most="{MOST_COMPARED}">Compare chosen runs</button></div>'
-        f'<div class="wide"><table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="whole"><table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
         "</form>"
         f'<p id="none"{" hidden" if rows else ""}>No runs yet. One that is started with '
         f"<code>fedloom run demo --out {text(folder)}/first</code> appears here by itself.</p>"

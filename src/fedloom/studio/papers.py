@@ -72,7 +72,7 @@ def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list
     headers = ("row", *(column.title for column in columns), "seeds", "runs in this folder", "command")
     about = f"<p>{text(part.about)}</p>" if part.about else ""
     numbers = tuple(range(1, len(columns) + 2))
-    return f"<section><h2>{text(part.title)}</h2>{about}{table(headers, rows, right=numbers)}</section>"
+    return f'<section class="paper"><h2>{text(part.title)}</h2>{about}{table(headers, rows, right=numbers)}</section>'
 
 
 def _links(sights: Iterable[Sight]) -> str:

@@ -44,8 +44,8 @@ function painter(canvas, wish, done = () => {}) {
 
 const here = () => ({ draw: state.draw, values: state.values.join(",") });
 const paintFrame = painter(get("frame"), () => address("frame", here()), (time) => {
-  get("speed").textContent = `${Math.round(time)} ms`;
   page.dataset.frames = Number(page.dataset.frames || 0) + 1;
+  if (page.dataset.frames > 1) get("speed").textContent = `${Math.round(time)} ms`; // the first waits for the models
 });
 const paintAtlas = painter(get("atlas"), () => address("atlas", here()));
 const paintMiddle = painter(get("middle"), () => address("between", { first: state.ends[0], last: state.ends[1], share: share.value }));
