@@ -186,3 +186,13 @@ def test_figures_4_and_5_are_drawn_from_what_was_stored() -> None:
         "table2/mnist/no-dp",
     ]
     assert drawn.count("<circle") == sum(point in known for point in points)
+
+
+def test_variety_over_rounds_is_what_was_stored() -> None:
+    (row,) = json.loads((RESULTS.parent / "align_fl_variety-cpu.json").read_text(encoding="utf-8"))["rows"]
+    keys = ("coverage/pixels-k5/n2000", "recall/pixels-k5/n2000", "spread/pixels/n2000/group=mnist")
+    _, _, section = README.read_text(encoding="utf-8").partition("### Variety over rounds")
+    shown = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert {number for number, *_ in shown} >= {"1", "10"}
+    for number, *values in shown:
+        assert values == [f"{row['over_rounds'][number][key]:.3f}" for key in keys], number
