@@ -21,10 +21,9 @@ from fedloom.engines.flower.silo import Grant, RefusedError
 from fedloom.engines.flower.work import Order
 from fedloom.errors import ConfigError
 from fedloom.federation.building import build_federation
-from fedloom.federation.rounds import RoundContext, Site
+from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
 from fedloom.privacy.planning import SiloPlan
-from fedloom.sharing.plan import SharingPlan
 from fedloom.streams import Streams
 from local_grid import Deployment
 from support import tiny_config
@@ -89,7 +88,7 @@ def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
     write_records(tmp_path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
     monkeypatch.setattr("fedloom.engines.flower.silo.make_method", lambda _: pytest.fail("a method was made"))
     task = Order("run-1", config, RoundContext(1, 2, (0, 1)), settled=0)
-    frame = task.frame({}, SharingPlan({}, federation.groups), Site("mnist-0", (0,)))
+    frame = task.frame({})
     answer = service(home, tmp_path / "own.npz").answer(frame)
     assert answer.kind == "refused"
     assert answer.header["reason"].startswith("silo 'mnist-0' does not agree: the experiment has the ")

@@ -154,10 +154,9 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
 
 
 def _norm(tensors: Tensors, origin: Mapping[str, torch.Tensor]) -> float:
-    total = 0.0
+    norms = []
     for name, tensor in tensors.items():
-        move = tensor.to(torch.float64)
-        if name in origin:
-            move = move - origin[name].to(torch.float64)
-        total += float(move.square().sum())
-    return math.sqrt(total)
+        move = tensor - origin[name] if name in origin else tensor
+        whole = move if move.is_floating_point() else move.double()
+        norms.append(float(torch.linalg.vector_norm(whole, dtype=torch.float64)))
+    return math.hypot(*norms)

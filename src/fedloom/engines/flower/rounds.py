@@ -14,11 +14,12 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.wire import Answer, Question, Wire
-from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
+from fedloom.engines.flower.work import REFUSED, UPDATE, Order, packed, update_in
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
+from fedloom.sharing.plan import BlockKey
 
 TICK = 0.5  # seconds between two looks at who is there
 clock = time.monotonic
@@ -50,6 +51,7 @@ class _Progress:
     start: float = field(default_factory=lambda: clock())
     tries: dict[int, int] = field(default_factory=dict)  # how often each silo was asked
     results: dict[int, Result] = field(default_factory=dict)
+    packed: dict[BlockKey, bytes] = field(default_factory=dict)  # what goes down: the same bytes for all who get it
     out: dict[int, str] = field(default_factory=dict)  # silos that will send nothing in this round, and why
 
     @property
@@ -143,7 +145,11 @@ class FlowerEngine:
         newest = progress.state.round // every * every
         order = Order(self._run, config, progress.context, settled=max(0, newest - every * (kept - 1)))
         site = site_of(self._trainer.federation, silo)
-        return order.frame(received_by(plan, progress.state.server, site), plan, site)
+        coming = plan.split(received_by(plan, progress.state.server, site), site)
+        for key, tensors in coming.items():
+            if tensors and key not in progress.packed:
+                progress.packed[key] = packed(tensors)
+        return order.frame({key: progress.packed[key] for key, tensors in coming.items() if tensors})
 
     def _take(self, answer: Answer, progress: _Progress) -> None:
         """Put an answer where it belongs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from safetensors import SafetensorError
@@ -32,8 +33,8 @@ class Order:
     settled: int  # the server will never go back behind this round
     version: str = fedloom.__version__
 
-    def frame(self, received: Tensors, plan: SharingPlan, site: Site) -> Frame:
-        """With the blocks that come down, each under whose copy it is: those of all are the same bytes for all."""
+    def frame(self, blocks: Mapping[BlockKey, bytes]) -> Frame:
+        """With the packed blocks that come down, each under whose copy it is."""
         header = {
             "kind": TASK,
             "version": self.version,
@@ -44,8 +45,7 @@ class Order:
             "participants": list(self.context.participants),
             "settled": self.settled,
         }
-        parts = {str(key): packed(part) for key, part in plan.split(received, site).items() if part}
-        return Frame(header, parts)
+        return Frame(header, {str(key): part for key, part in blocks.items()})
 
     @classmethod
     def of(cls, frame: Frame) -> Order:
