@@ -161,7 +161,6 @@ def test_a_given_token_holds_on_loopback_too_and_is_not_short() -> None:
 
 def test_an_address_that_is_taken_is_said_so() -> None:
     place = Place.of("127.0.0.1", 0, "")
-    place.listener.listen()
     port = place.listener.getsockname()[1]
     with pytest.raises(ConfigError, match=f"cannot listen at --host 127.0.0.1 --port {port}: Address already in use"):
         Place.of("127.0.0.1", port, "")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -366,3 +368,19 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
+
+
+def test_it_answers_at_the_address_that_it_prints_until_it_is_interrupted(studio: Running) -> None:
+    command = [sys.executable, "-m", "fedloom", "studio", str(studio.root), "--port", "0", "--no-open"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said, _, address = process.stdout.readline().partition(" is at ")
+        assert said == f"The studio of {studio.root.resolve()}"
+        stream = urllib.request.urlopen(f"{address.strip()}events", timeout=60)
+        assert stream.readline() == b"event: run\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.communicate() == ("Ctrl-C ends it.\n", "")
+    finally:
+        process.kill()
