@@ -17,11 +17,14 @@ from fedloom.deployment.demo import settle
 from fedloom.deployment.homes import Invitation, SiloHome
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.keys import make_server_certificate
+from fedloom.deployment.serving import Serving
 from fedloom.errors import FedloomError
+from fedloom.federation.building import build_federation
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
-from places import METHODS, POLICY, RULES, Place, pid, private, wait_for
+from fedloom.streams import Streams
+from places import METHODS, POLICY, RULES, Place, config_of, pid, private, wait_for
 
 pytestmark = pytest.mark.system
 
@@ -61,6 +64,27 @@ def test_the_proxy_lets_nobody_at_the_controls(place: Place) -> None:
     assert status("/v1/control/list-runs", inside) != 404  # there is something to keep people from
     assert status("/v1/fleet/pull-messages", outside) == 401  # Flower asks who calls
     assert status("/v1/fleet/register-node", outside) == 404
+
+
+def test_a_server_that_is_started_again_finds_its_register(tmp_path: Path) -> None:
+    """The register is the SuperLink's own; it knows a key once, for good."""
+    config = config_of()
+    found = settle(tmp_path, build_federation(config.data, Streams(config.seed)), POLICY, RULES, proxy=False)
+    key, said = found.server.admitted / "mnist-1.pub", list[str]()
+    with Serving(found.server, said.append, proxy=False):
+        assert said == [f"silo '{home.name}' may join" for home in found.silos]
+    said.clear()
+    line = key.read_bytes()
+    key.unlink()
+    with Serving(found.server, said.append, proxy=False) as serving:
+        assert said == ["silo 'mnist-1' may no longer join with the key that it had"]
+        key.write_bytes(line)
+        serving.tend()
+        assert said[1:] == [
+            "silo 'mnist-1' cannot join with a key that was taken back, or is another's: enroll it anew"
+        ]
+        statuses = {node.silo: node.status for node in serving.control.nodes()}
+    assert statuses == {home.name: "unregistered" if home.name == "mnist-1" else "registered" for home in found.silos}
 
 
 def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
