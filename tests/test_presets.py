@@ -333,7 +333,7 @@ def test_a_conditional_decoder_is_told_the_group(data: str) -> None:
 @pytest.mark.parametrize("page", ["docs/fissionvae.md", "papers/fissionvae/README.md"])
 def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> None:
     text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8").replace("\\\n", "")
-    commands = re.findall(r"fedloom run (fissionvae/[\w/-]+)((?: +[\w.]+=\S+)*)", text)
+    commands = re.findall(r"fedloom run (fissionvae/[\w/-]+)((?: +[\w.]+=[^\s`]+)*)", text)
     assert len(commands) >= 5
     for preset, assignments in commands:
         load_config(preset, assignments.split())
