@@ -12,6 +12,7 @@ exactly the expected size, which spares Opacus its data loader.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -180,6 +181,7 @@ def chosen_microseconds(private: bool, batch: int) -> tuple[float, str]:
 
 def with_memory(work: Callable[..., float], *arguments: Any) -> tuple[float, float]:
     """What the work gives, and the most device memory that it held, in MB."""
+    gc.collect()  # the contender before may still hold some
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
