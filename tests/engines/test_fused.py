@@ -26,6 +26,7 @@ from engines.one_answer import (
 )
 from fedloom.engines import fused, fused_stack
 from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_records import WholeTable
 from fedloom.engines.fused_runner import GraphRunner
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
@@ -148,6 +149,15 @@ def test_records_that_do_not_fit_are_sent_chunk_by_chunk(
     assert "records sent to the device as silos take part" in engine.describe()
     rounds_of(engine, start, ROUNDS)
     assert len(engine._stacks[0].table.records) == rows
+
+
+@pytest.mark.parametrize(("room", "stays"), [(5280, True), (5279, False)])
+def test_records_stay_on_the_device_where_they_fit(room: float, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 records of 72 bytes, and of 8 for the class and 8 for the group, in two stacks."""
+    monkeypatch.setattr(fused_stack, "room_on", lambda device: room)
+    trainer, _ = trainer_of(config_of(*METHODS["branches of two architectures"]), UNEQUAL)
+    engine = FusedEngine(trainer, IN_CHUNKS)
+    assert [isinstance(stack.table, WholeTable) for stack in engine._stacks] == [stays, stays]
 
 
 def test_a_private_state_passes_from_engine_to_engine() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -80,12 +80,11 @@ class ChunkTable:
         return [self._held[silo] for silo in silos]
 
 
-def table_of(silos: Sequence[Silo], device: torch.device, room: float) -> Table:
-    """The records of silos on a device that has room for so many bytes of them."""
-    size = sum(column.nbytes for silo in silos for column in silo.train.columns().values())
-    return WholeTable(silos, device) if size <= room else ChunkTable(silos, device)
-
-
 def room_on(device: torch.device) -> float:
     """How many bytes of records a device takes."""
     return RECORDS_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
+
+
+def size_of(silos: Iterable[Silo]) -> int:
+    """How many bytes the records of silos take."""
+    return sum(column.nbytes for silo in silos for column in silo.train.columns().values())

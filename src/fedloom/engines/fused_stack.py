@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.config import LocalConfig
 from fedloom.engines.base import site_of
-from fedloom.engines.fused_records import Table, room_on, table_of
+from fedloom.engines.fused_records import ChunkTable, Table, WholeTable, room_on, size_of
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
@@ -116,7 +116,9 @@ def stacks_of(trainers: Sequence[Trainer], device: torch.device) -> list[Stack]:
     """Divide the silos of all runs by kind."""
     divided = (part for run, trainer in enumerate(trainers) for part in kinds_of(trainer, run))
     kinds = [(kind, [item for part in parts for item in part]) for kind, parts in together(divided)]
-    return [_stack(kind, silos, device, room_on(device) / len(kinds)) for kind, silos in kinds]
+    everybody = {member.silo for _, silos in kinds for member, _ in silos}
+    table = WholeTable if size_of(everybody) <= room_on(device) else ChunkTable
+    return [_stack(kind, silos, device, table) for kind, silos in kinds]
 
 
 def together(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
@@ -146,8 +148,10 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
     )
 
 
-def _stack(kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device, room: float) -> Stack:
-    table = table_of(list(dict.fromkeys(member.silo for member, _ in silos)), device, room)
+def _stack(
+    kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device, make: type[WholeTable | ChunkTable]
+) -> Stack:
+    table = make(list(dict.fromkeys(member.silo for member, _ in silos)), device)
     fixed = [(member, _fixed(model)) for member, model in silos]
     _, first = fixed[0]
     differing = [n for n, t in first.items() if any(not torch.equal(t, other[n]) for _, other in fixed)]
