@@ -22,6 +22,7 @@ from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
 from fedloom.deployment.serving import Serving
 from fedloom.engines.flower.rules import RoundRules
+from fedloom.errors import FedloomError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
@@ -183,10 +184,13 @@ class Place:
 
     def wait_until_all_are_there(self) -> None:
         def there() -> bool:
-            online = sum(node.status == "online" for node in self.serving.control.nodes())
+            try:
+                online = sum(node.status == "online" for node in self.serving.control.nodes())
+            except FedloomError:  # a SuperLink that is just being started again
+                return False
             return online == len(self.joined) and all(map(_lives, self.joined))
 
-        wait_for(lambda: self.serving.control.answers and there(), "all silos are there", 150)
+        wait_for(there, "all silos are there", 150)
 
 
 def _lives(silo: Joining) -> int:
