@@ -150,6 +150,8 @@ def _ending(run: Run) -> str:
 
 
 def _summarise(run: Run, as_json: bool) -> None:
+    from fedloom.methods.base import recipes
+
     summary = _summary(run)
     if as_json:
         show_json(summary)
@@ -166,7 +168,9 @@ def _summarise(run: Run, as_json: bool) -> None:
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }
-    if summary["groups"]:
+    if recipes()[summary["method"]].vectors:
+        rows["or"] = f"fedloom downstream {folder}"
+    elif summary["groups"]:
         rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"
     say_facts(rows)
 

@@ -1,0 +1,99 @@
+"""What helps a person along: completion, suggestions, and where to read on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+import fedloom as package
+from fedloom.cli import app
+
+Command = Callable[..., Result]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("fedloom rep", {"reproduce", "report"}),
+        ("fedloom data s", {"show"}),
+        ("fedloom list pri", {"priors"}),
+        ("fedloom run align-fl/best/", {"align-fl/best/private", "align-fl/best/wide"}),
+        ("fedloom synthesize DIR --acc", {"--accept-risk"}),
+    ],
+)
+def test_a_shell_can_complete(typed: str, offered: set[str]) -> None:
+    words = {"_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    result = CliRunner().invoke(app, [], prog_name="fedloom", env=words)
+    assert set(result.stdout.split()) == offered
+
+
+def test_completion_can_be_installed() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert "--install-completion" in result.stdout
+
+
+def test_the_version_is_told(fedloom: Command) -> None:
+    assert fedloom("--version").stdout == f"fedloom {package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [(["runn", "demo"], "run"), (["data", "gett"], "get"), (["federation", "statu"], "status")],
+)
+def test_a_wrong_command_gets_one_suggestion(fedloom: Command, arguments: list[str], nearest: str) -> None:
+    result = fedloom(*arguments)
+    assert result.exit_code == 2
+    assert re.findall(r"Did you mean '([\w-]+)'\?", result.stderr) == [nearest]
+
+
+def test_a_wrong_option_gets_a_suggestion(fedloom: Command) -> None:
+    result = fedloom("run", "demo", "--otu", "x")
+    assert result.exit_code == 2
+    assert "Did you mean '--out'?" in result.stderr
+
+
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands))  # type: ignore[attr-defined]
+def test_every_command_says_in_its_help_where_to_read_on(fedloom: Command, name: str) -> None:
+    command = typer.main.get_command(app)
+    assert isinstance(command, click.Group)
+    found = re.fullmatch(r"\(more in (docs/\S+\.md)\)", command.commands[name].epilog or "")
+    assert found is not None
+    assert (ROOT / found[1]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "page"),
+    [
+        (["run", "demmo"], "docs/reference/configuration.md"),
+        (["run", "demo", "data.source=npz", "data.path=nowhere.npz"], "docs/how-to/own-data.md"),
+        (["audit", "nowhere"], "docs/privacy.md"),
+        (["synthesize", "nowhere", "--n", "4", "--out", "x"], "docs/release.md"),
+        (["federation", "status", "nowhere"], "docs/deployment.md"),
+    ],
+    ids=" ".join,
+)
+def test_every_mistake_says_where_to_read_on(refused: Callable[..., str], arguments: list[str], page: str) -> None:
+    assert refused(*arguments).endswith(f" (more in {page})\n")
+    assert (ROOT / page).is_file()
+
+
+def test_a_run_says_what_may_come_next(
+    fedloom: Command, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+    images, vectors, run = tmp_path / "images", tmp_path / "vectors.npz", tmp_path / "run"
+    assert f"or      fedloom sample {images} --group mnist --out" in fedloom("run", tiny_toml, "--out", images).stdout
+    fedloom(
+        "embed", "mnist-sample", "--backbone", "pixels", "--projection", "random", "--dimension", 8, "--out", vectors
+    )
+    settings = (f"data.path={vectors}", "data.records_per_silo=50", "evaluation.metrics=[]")
+    found = fedloom("run", "dp-cvae/baselines/moments", *settings, "--out", run)
+    assert f"or      fedloom downstream {run}\n" in found.stdout
