@@ -26,8 +26,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two silos on a file of embeddings."""
     folder = tmp_path_factory.mktemp("command")
     train, test = records(1, 60, 60, 60), records(2, 30, 30, 30)
+    both = {"train": train, "test": test}
     names = np.array(CLASSES)
     arrays = {"x_train": train.x.numpy(), "y_train": names[train.y], "x_test": test.x.numpy(), "y_test": names[test.y]}
+    arrays |= {f"attribute_side_{split}": np.where(t.x[:, 5] > 0, "up", "down") for split, t in both.items()}
     np.savez(folder / "vectors.npz", **arrays)
     settings = ("data.source=embeddings", f"data.path={folder / 'vectors.npz'}", "data.partition=iid", "data.silos=2")
     toml = folder / "run.toml"
@@ -64,6 +66,17 @@ def test_the_table_says_what_was_scored_on_what(run: Path, found: dict[str, Any]
         "lambda: ",
     ):
         assert words in printed
+
+
+def test_an_attribute_that_no_class_tells_makes_groups_too(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    printed = fedloom("downstream", folder, "--attribute", "side", "--synthetic", "50").stdout
+    assert "groups are classes under each side\n" in printed
+    found = json.loads((folder / "downstream.json").read_text(encoding="utf-8"))
+    assert list(found["groups"]["centralised"]) == [
+        f"{kind}|side={side}" for kind in CLASSES for side in ("down", "up")
+    ]
+    assert found["rows"]["centralised"]["global"]["worst_group"] == min(found["groups"]["centralised"].values())
 
 
 def test_the_report_tells_the_guarantee_of_what_was_let_out(run: Path, tmp_path: Path) -> None:

@@ -196,6 +196,16 @@ def test_answers_are_plain_classes_and_the_worst_group_is_told(
     assert 0.5 < scores["worst_group"] < scores["accuracy"]
 
 
+def test_a_private_cvae_is_told_the_class_and_the_condition(tmp_path: Path) -> None:
+    data = sexed(conditioned=True)
+    run = train(config("dp_cvae", "data.condition=sex", *PRIVATE), tmp_path / "run", data)
+    assert run.generator().sample(5, group="all", label="bee|sex=m").shape == (5, 6)
+    assert run.generator().label_shares.shape == (4,)  # noisy counts of both
+    found = downstream(run, synthetic=300, federation=data)
+    assert tuple(found["groups"]["synthetic-only"]) == NAMES
+    assert 3.9 < found["epsilon"] <= 4
+
+
 @pytest.mark.parametrize("conditioned", [True, False])
 def test_a_silos_worst_group_is_of_those_that_it_has(tmp_path: Path, conditioned: bool) -> None:
     data = sexed(conditioned)
