@@ -17,7 +17,7 @@ TOKEN = "a-token-that-is-long-enough"
 OPEN = Door(frozenset({"localhost", "box"}), any_address=True, token=TOKEN, cookie="studio")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_it_only_reads(client: TestClient, method: str) -> None:
     answer = client.request(method, "/")
     assert (answer.status_code, answer.text) == (405, f"The studio only reads: {method} is not allowed.")

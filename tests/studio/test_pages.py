@@ -92,7 +92,7 @@ def test_a_picture_that_is_not_there(client: TestClient, keys: dict[str, str], p
 
 def test_a_broken_picture_is_not_passed_on(root: Path, ask: Ask, keys: dict[str, str]) -> None:
     (root / "four" / "samples" / "round-0002" / "mnist.png").write_bytes(b"<script>")
-    answer = ask(root).get(f"/runs/{keys['four']}/samples/2/0")
+    answer = ask(root).get(f"/runs/{keys['four']}/samples/2/1")
     assert (answer.status_code, answer.text) == (404, "the picture of round 2 cannot be read")
 
 

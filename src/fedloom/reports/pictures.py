@@ -54,17 +54,22 @@ class Samples:
     broken: tuple[str, ...]
 
 
-def sample_files(run: Path, groups: tuple[str, ...]) -> dict[str, dict[int, Path]]:
-    """The files of sample grids by group and round, of at most ``MOST_ROUNDS`` rounds."""
+def grids_of(run: Path) -> dict[int, list[Path]]:
+    """The files of sample grids by round, sorted."""
     folders = {
         int(match[1]): path
         for path in sorted((run / "samples").glob("round-*"))
         if (match := re.fullmatch(r"round-(\d{1,9})", path.name)) and path.is_dir()
     }
+    return {number: sorted(folder.glob("*.png")) for number, folder in sorted(folders.items())}
+
+
+def sample_files(run: Path, groups: tuple[str, ...]) -> dict[str, dict[int, Path]]:
+    """The files of sample grids by group and round, of at most ``MOST_ROUNDS`` rounds."""
     found: dict[str, dict[int, Path]] = {}
-    names = {_letters(group): group for group in groups}
-    for number in thinned(sorted(folders), MOST_ROUNDS):
-        for file in sorted(folders[number].glob("*.png")):
+    names, grids = {_letters(group): group for group in groups}, grids_of(run)
+    for number in thinned(list(grids), MOST_ROUNDS):
+        for file in grids[number]:
             found.setdefault(names.get(_letters(file.stem), file.stem), {})[number] = file
     order = sorted(found, key=lambda group: (groups.index(group) if group in groups else len(groups), group))
     return {group: found[group] for group in order}

@@ -90,7 +90,10 @@ def check(entry: Entry) -> None:
         place = Path(item.path).relative_to(entry.path)
         if count >= MOST_FILES:
             raise NotServedError(f"run '{entry.name}' is not shown: it holds more than {MOST_FILES:,} files")
-        found = item.stat(follow_symlinks=False)
+        try:
+            found = item.stat(follow_symlinks=False)
+        except FileNotFoundError:  # an old checkpoint that was dropped just now
+            continue
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise NotServedError(f"run '{entry.name}' is not shown: {place} is a link or no plain file")
         if place.suffix in TEXT and found.st_size > LARGEST_TEXT:
@@ -110,7 +113,7 @@ def _items(run: Path) -> Iterator[os.DirEntry[str]]:
                         yield item
                     if inside and folder:
                         waiting.append(Path(item.path))
-        except FileNotFoundError:  # an old checkpoint that was dropped just now
+        except FileNotFoundError:  # the folder of such a checkpoint
             continue
 
 

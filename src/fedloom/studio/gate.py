@@ -1,6 +1,6 @@
 """The one door: who may ask, what may be asked, and what a browser may do with the answer.
 
-The studio only reads, so nothing but GET and HEAD without a body is let in. A page of another site can make a browser
+The studio only reads, so nothing but GET without a body is let in. A page of another site can make a browser
 send requests here, by address or by a name that it turns to this machine (DNS rebinding): the Host must be an address
 or a name of this machine, and a browser that says that another site asked is refused. Elsewhere than on loopback a
 token is asked for as well.
@@ -70,8 +70,9 @@ class Refusal:
 
 
 def _method(scope: Scope, _: Headers, __: Door) -> Refusal | None:
-    allowed = scope["method"] in ("GET", "HEAD")
-    return None if allowed else Refusal(405, f"The studio only reads: {scope['method']} is not allowed.")
+    return (
+        None if scope["method"] == "GET" else Refusal(405, f"The studio only reads: {scope['method']} is not allowed.")
+    )
 
 
 def _size(scope: Scope, headers: Headers, _: Door) -> Refusal | None:

@@ -115,8 +115,8 @@ def progress(glance: Glance) -> str:
 
 def state_mark(state: str) -> str:
     """A state by its sign and its word, so that colour is not needed."""
-    mark = f'<span aria-hidden="true">{MARKS.get(state, "?")}</span>'
-    return f'<span class="state {text(state)}">{mark} {text(state)}</span>'
+    mark = f'<span class="{text(state)}" aria-hidden="true">{MARKS.get(state, "?")}</span>'
+    return f'<span class="state">{mark} {text(state)}</span>'
 
 
 def _clock(seconds: float) -> str:

@@ -14,7 +14,8 @@ from fedloom.experiment import load
 from fedloom.reports.facts import facts_of, subject_of
 from fedloom.reports.findings import findings
 from fedloom.reports.parts import Story
-from fedloom.reports.pictures import Samples, sample_files
+from fedloom.reports.pictures import Samples, grids_of, sample_files
+from fedloom.runs.checkpoint import folder_of
 from fedloom.studio.catalogue import Catalogue, Entry, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
@@ -88,12 +89,11 @@ class Studio:
         return sights, [self.story(sight) for sight in sights]
 
     def sample_file(self, key: str, round_number: int, place: int) -> Path:
-        """A grid of samples, by the number of its group in the run's story."""
-        sight = self.sight(key)
-        films = list(sample_files(sight.glance.entry.path, self.story(sight).facts.groups).values())
-        if not 0 <= place < len(films) or not is_plain(file := films[place].get(round_number, Path())):
+        """A grid of samples, by its place among those of its round."""
+        files = grids_of(self.sight(key).glance.entry.path).get(round_number, [])
+        if not 0 <= place < len(files) or not is_plain(files[place]):
             raise NotServedError(f"there is no such picture of round {round_number}")
-        return file
+        return files[place]
 
     def explorer(self, key: str, round_number: int | None = None) -> Explorer:
         """The generators of a round, by default the newest."""
@@ -110,7 +110,9 @@ class Studio:
             except Exception as error:  # a damaged checkpoint may fail anywhere in torch
                 raise NotServedError(f"the checkpoint does not fit this run ({type(error).__name__})") from error
 
-        return self._explorers.get(f"{entry.key}/{wanted}", run.config.digest(), make)
+        index = folder_of(entry.path, wanted) / "index.json"
+        version = index.lstat().st_mtime_ns if index.exists() else 0
+        return self._explorers.get(f"{entry.key}/{wanted}", version, make)
 
 
 def _story(entry: Entry) -> Story:
@@ -118,10 +120,13 @@ def _story(entry: Entry) -> Story:
     subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
     facts = facts_of(subject, entry.name)
     films = {
-        group: {
-            number: f"/runs/{entry.key}/samples/{number}/{place}?changed={file.lstat().st_mtime_ns}"
-            for number, file in film.items()
-        }
-        for place, (group, film) in enumerate(sample_files(entry.path, facts.groups).items())
+        group: {number: _address(entry, number, file) for number, file in film.items()}
+        for group, film in sample_files(entry.path, facts.groups).items()
     }
     return Story(facts, findings(facts), Samples(films, ()), {})
+
+
+def _address(entry: Entry, round_number: int, file: Path) -> str:
+    """Of a picture; another one where the file has changed, because browsers keep it."""
+    place = sorted(file.parent.glob("*.png")).index(file)
+    return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"
