@@ -14,7 +14,7 @@ from fedloom.runs.files import explained, write_atomically
 
 ACROSS = 3  # rows of a table beside each other
 GAP, TITLE = 10, 14  # pixels
-EMPTY = 255
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 
 
 def figure_path(paper: Path, part: Part) -> Path:
@@ -42,15 +42,17 @@ def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
     height = max(panel.height for panel in panels) + TITLE + GAP
     lines = -(-len(names) // ACROSS)
     size = min(ACROSS, len(names)) * width, lines * height
-    sheet = Image.new("RGB", size, (EMPTY, EMPTY, EMPTY))
+    sheet = Image.new("RGB", size, WHITE)
+    draw = ImageDraw.Draw(sheet)
+    corners = [(column * width, line * height) for line in range(lines) for column in range(ACROSS)]
+    for (left, top), name in zip(corners, names, strict=False):
+        draw.text((left + 2, top + 1), name, fill=BLACK)
     if path.is_file():
         with Image.open(path) as before:
             if before.size == size:
                 sheet.paste(before)
-    line, column = divmod(place, ACROSS)
-    left, top = column * width, line * height
-    ImageDraw.Draw(sheet).rectangle((left, top, left + width - 1, top + height - 1), fill=(EMPTY, EMPTY, EMPTY))
-    ImageDraw.Draw(sheet).text((left + 2, top + 1), names[place], fill=(0, 0, 0))
+    left, top = corners[place]
+    draw.rectangle((left, top + TITLE, left + width - 1, top + height - 1), fill=WHITE)
     for panel in panels:
         sheet.paste(panel, (left, top + TITLE))
         left += panel.width
