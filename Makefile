@@ -44,7 +44,7 @@ lint: $(VENV)/.installed ## check style and types
 	$(BIN)/mypy
 
 docs: $(VENV)/.installed ## build the documentation into site/; a broken link or an unknown name fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.installed ## put the code into the house style
 	$(BIN)/ruff check --fix .
