@@ -64,7 +64,7 @@ def hosts() -> Iterator[dict[str, tuple[str, ...]]]:
 
 
 def done(*command: str) -> str:
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert found.returncode == 0, found.stderr
     return found.stdout
 
