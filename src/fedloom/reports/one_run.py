@@ -94,20 +94,17 @@ def _silos(facts: RunFacts) -> str:
     intro = f"Method {method_of(facts)} on {described}. {share}"
     if facts.no_records:
         intro = f"Method {method_of(facts)}. {share} Sizes and labels are missing: {facts.no_records}."
+    counted = any(silo.records is not None for silo in facts.silos)
     rows = []
     for silo in facts.silos[:MOST_SILOS]:
-        known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
-        rows.append(
-            (
-                text(silo.name),
-                text(", ".join(silo.groups)),
-                "unknown" if silo.records is None else f"{silo.records:,}",
-                bars(f"Labels of {silo.name}", known) if known else "",
-                f"{silo.rounds:,}",
-            )
-        )
-    headers = ("silo", "groups", "records", "records of each class", "rounds taken part")
-    return f"<p>{text(intro)}</p>{table(headers, rows, right=(2, 4))}{_more(facts.silos)}"
+        cells = [text(silo.name), text(", ".join(silo.groups)), f"{silo.rounds:,}"]
+        if counted:
+            known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
+            cells.append("unknown" if silo.records is None else f"{silo.records:,}")
+            cells.append(bars(f"Labels of {silo.name}", known) if known else "")
+        rows.append(cells)
+    headers = ("silo", "groups", "rounds taken part", *(("records", "records of each class") if counted else ()))
+    return f"<p>{text(intro)}</p>{table(headers, rows, right=(2, 3))}{_more(facts.silos)}"
 
 
 def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:

@@ -61,22 +61,22 @@ def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list
     columns = [c for c in found.table.columns if not c.optional or any(line.values(c) for line in lines)]
     rows = [
         (
-            text(line.row.name),
+            text(line.row.name) + _links(runs.get(found.identities[line.row.id], [])),
             *(text(line.cell(column)) for column in columns),
             line.seeds,
-            _links(runs.get(found.identities[line.row.id], [])),
             f"<code>{text(line.row.command)}</code>",
         )
         for line in lines
     ]
-    headers = ("row", *(column.title for column in columns), "seeds", "runs in this folder", "command")
+    headers = ("row", *(column.title for column in columns), "seeds", "command")
     about = f"<p>{text(part.about)}</p>" if part.about else ""
     numbers = tuple(range(1, len(columns) + 2))
     return f'<section class="paper"><h2>{text(part.title)}</h2>{about}{table(headers, rows, right=numbers)}</section>'
 
 
 def _links(sights: Iterable[Sight]) -> str:
-    return ", ".join(
-        f'<a href="/runs/{sight.glance.entry.key}">{text(sight.glance.entry.name)}</a> ({sight.state})'
+    """Each run of a row on a line of its own, below the row's name."""
+    return "".join(
+        f'<small><a href="/runs/{sight.glance.entry.key}">{text(sight.glance.entry.name)}</a>, {sight.state}</small>'
         for sight in sights
     )
