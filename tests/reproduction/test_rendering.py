@@ -13,7 +13,7 @@ import pytest
 from fedloom.errors import ConfigError
 from fedloom.privacy.lipschitz import latent_radius
 from fedloom.reproduction.bounds import write_bounds
-from fedloom.reproduction.rendering import check_readme, marks, render, render_readme
+from fedloom.reproduction.rendering import marks, page_of, render, render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import tasks_of
 from fedloom.reproduction.tables import TABLES, Table, load_table, table_names
@@ -44,7 +44,7 @@ def put(paper: Path, row: str, seed: int, value: float, **changes: Any) -> None:
 
 
 def rendered(paper: Path) -> str:
-    render_readme(paper, [load_table("tiny/table1")])
+    render_pages(paper, [load_table("tiny/table1")])
     return (paper / "README.md").read_text(encoding="utf-8")
 
 
@@ -80,9 +80,11 @@ def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:
     (paper / "README.md").write_text("nothing")
     table = load_table("tiny/table1")
     with pytest.raises(ConfigError, match="has no place for 'tiny/table1': write the lines '<!-- fedloom reproduce"):
-        check_readme(paper, table)
+        page_of(paper, table)
     with pytest.raises(ConfigError, match="--papers names the folder"):
-        check_readme(paper / "elsewhere", table)
+        page_of(paper / "elsewhere", table)
+    (paper / "tables.md").write_text("\n".join(marks(table.name)))  # it need not be the README
+    assert render_pages(paper, [table]) == [paper / "tables.md"]
 
 
 def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
@@ -129,19 +131,12 @@ def numbers_in(text: str) -> list[str]:
 
 def body_of(name: str, paper: Path) -> str:
     start, end = marks(name)
-    text = (paper / "README.md").read_text(encoding="utf-8")
+    text = page_of(paper, load_table(name)).read_text(encoding="utf-8")
     body = text.partition(start)[2].partition(end)[0]
     return "\n".join(line for line in body.splitlines() if not line.startswith("| row |"))
 
 
-PLACED = [
-    name
-    for name in table_names()
-    if marks(name)[0] in (PAPERS / name.partition("/")[0] / "README.md").read_text(encoding="utf-8")
-]
-
-
-@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("name", table_names())
 def test_every_number_of_a_papers_table_comes_from_a_result_file(name: str) -> None:
     paper, table = PAPERS / name.partition("/")[0], load_table(name)
     body = body_of(name, paper)
@@ -149,16 +144,17 @@ def test_every_number_of_a_papers_table_comes_from_a_result_file(name: str) -> N
     assert set(numbers_in(body)) <= numbers_that_results_give(table, paper)
 
 
-@pytest.mark.parametrize("name", PLACED)
-def test_a_papers_readme_is_what_its_results_render(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", table_names())
+def test_a_papers_page_is_what_its_results_render(name: str, tmp_path: Path) -> None:
     paper = PAPERS / name.partition("/")[0]
     copy = tmp_path / paper.name
     copy.mkdir()
     for part in ("results", "figures"):
         if (paper / part).exists():
             (copy / part).symlink_to(paper / part)
-    (copy / "README.md").write_bytes((paper / "README.md").read_bytes())
-    assert not render_readme(copy, [load_table(name)])
+    for page in paper.glob("*.md"):
+        (copy / page.name).write_bytes(page.read_bytes())
+    assert render_pages(copy, [load_table(name)]) == []
 
 
 def test_a_number_from_nowhere_is_found(paper: Path) -> None:

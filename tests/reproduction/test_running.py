@@ -11,7 +11,7 @@ from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
 from fedloom.reproduction.figures import figure_path
-from fedloom.reproduction.rendering import render_readme
+from fedloom.reproduction.rendering import render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
 from fedloom.reproduction.tables import identity, load_table
@@ -111,7 +111,7 @@ def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Pat
     grid = Image.open(next((tmp_path / "runs" / "tiny-table1-first-d-seed-0").glob("samples/*/fashion-mnist.png")))
     place = sheet.width // 2, 14
     assert sheet.crop((*place, place[0] + grid.width, place[1] + grid.height)).tobytes() == grid.tobytes()
-    assert render_readme(paper, [load_table("tiny/table1")])
+    assert render_pages(paper, [load_table("tiny/table1")])
     assert "![samples of each row: first part](figures/first.png)" in (paper / "README.md").read_text()
 
 

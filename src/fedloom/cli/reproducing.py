@@ -46,10 +46,10 @@ def reproduce(
     render: Annotated[bool, typer.Option("--render", help="Run nothing; write the tables anew from results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the rows of a paper's tables, keep every result, and write the tables into the paper's README."""
+    """Run the rows of a paper's tables, keep every result, and write the tables into the paper's page."""
     console = terminal()
     with console.status("loading"):
-        from fedloom.reproduction.rendering import render_readme
+        from fedloom.reproduction.rendering import render_pages
         from fedloom.reproduction.tables import load_table
 
         tables = [load_table(name) for name in names]
@@ -57,10 +57,10 @@ def reproduce(
     if not render:
         wanted = [f"engine.device={device}", *(settings or [])]
         outcomes = _run(tables, papers, out, rows or [], seeds, wanted, (pack, workers, minutes), inception)
-    written = []
+    written: list[str] = []
     for paper in dict.fromkeys(table.paper for table in tables):
-        if render_readme(papers / paper, [table for table in tables if table.paper == paper]):
-            written.append(str(papers / paper / "README.md"))
+        pages = render_pages(papers / paper, [table for table in tables if table.paper == paper])
+        written += [str(page) for page in pages]
     if as_json:
         show_json({"runs": {name: asdict(outcome) for name, outcome in outcomes.items()}, "written": written})
     else:
@@ -83,12 +83,12 @@ def _run(
     with console.status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.reproduction.bounds import write_bounds
-        from fedloom.reproduction.rendering import check_readme
+        from fedloom.reproduction.rendering import page_of
         from fedloom.reproduction.running import Work, carry_out, tasks_of
         from fedloom.sweep import pack_of
 
         for table in tables:
-            check_readme(papers / table.paper, table)
+            page_of(papers / table.paper, table)  # complains before anything starts
             write_bounds(table, papers)
         pack, workers, minutes = effort
         weights = str(inception) if inception else ""

@@ -25,30 +25,34 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- fedloom reproduce {name} -->", f"<!-- end of {name} -->"
 
 
-def check_readme(paper: Path, table: Table) -> str:
-    """A paper's README, which must have a place for the table."""
-    path, (start, end) = paper / "README.md", marks(table.name)
+def page_of(paper: Path, table: Table) -> Path:
+    """The page in a paper's folder that has a place for the table: its README, or another beside it."""
+    start, end = marks(table.name)
     try:
-        text = path.read_text(encoding="utf-8")
+        for page in sorted(paper.glob("*.md")):
+            text = page.read_text(encoding="utf-8")
+            if start in text and end in text:
+                return page
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; --papers names the folder of all papers") from error
-    if start not in text or end not in text:
-        raise ConfigError(f"{path} has no place for '{table.name}': write the lines '{start}' and '{end}' there")
-    return text
+        raise ConfigError(f"cannot read {paper}: {error.strerror}") from error
+    if not paper.is_dir():
+        raise ConfigError(f"there is no folder {paper}; --papers names the folder of all papers")
+    readme = paper / "README.md"
+    raise ConfigError(f"{readme} has no place for '{table.name}': write the lines '{start}' and '{end}' there")
 
 
-def render_readme(paper: Path, tables: Sequence[Table]) -> bool:
-    """Put tables into a paper's README; says whether the file has changed."""
-    results, changed = Results.read(paper / "results"), False
+def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
+    """Put tables where their places are in a paper's pages; returns the pages that have changed."""
+    results, changed = Results.read(paper / "results"), dict[Path, None]()
     for table in tables:
-        before = check_readme(paper, table)
-        start, end = marks(table.name)
+        page, (start, end) = page_of(paper, table), marks(table.name)
+        before = page.read_text(encoding="utf-8")
         head, _, rest = before.partition(start)
         text = f"{head}{start}\n\n{render(table, results, paper)}\n{end}{rest.partition(end)[2]}"
         if text != before:
-            write_atomically(paper / "README.md", text.encode())
-            changed = True
-    return changed
+            write_atomically(page, text.encode())
+            changed[page] = None
+    return list(changed)
 
 
 def render(table: Table, results: Results, paper: Path) -> str:
@@ -77,7 +81,11 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
     done = [result for line in lines for result in line.results]
     if done:
         machines = Counter(f"{result.device}, torch {result.versions['torch']}" for result in done)
-        yield "Measured on " + "; ".join(f"{name} ({count} runs)" for name, count in machines.items()) + "."
+        yield (
+            "Measured on "
+            + "; ".join(f"{name} ({count} run{'s' * (count > 1)})" for name, count in machines.items())
+            + "."
+        )
         yield ""
     if part.figure and figure_path(paper, part).is_file():
         yield from (f"![samples of each row: {part.title}](figures/{part.figure})", "")
