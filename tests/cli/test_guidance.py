@@ -97,3 +97,11 @@ def test_a_run_says_what_may_come_next(
     settings = (f"data.path={vectors}", "data.records_per_silo=50", "evaluation.metrics=[]")
     found = fedloom("run", "dp-cvae/baselines/moments", *settings, "--out", run)
     assert f"or      fedloom downstream {run}\n" in found.stdout
+
+
+@pytest.mark.parametrize(("name", "source"), [("pictures", "image-folders"), ("records.npz", "npz")])
+def test_a_path_in_the_place_of_a_data_set_is_told_where_it_belongs(
+    refused: Callable[..., str], tmp_path: Path, name: str, source: str
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    assert f"say {source} data.path={name} to show what is in it" in refused("data", "show", name)

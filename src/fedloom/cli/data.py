@@ -79,6 +79,9 @@ def _config(name: str, overrides: list[str]) -> Config:
 
     if name in SOURCES:
         return parse(Config, override({"data": {"source": name}}, overrides))
+    if Path(name).is_dir() or name.endswith(".npz"):
+        source = "npz" if name.endswith(".npz") else "image-folders"
+        raise ConfigError(f"'{name}' is no data set's name; say {source} data.path={name} to show what is in it")
     if name not in preset_names() and not name.endswith(".toml"):
         raise ConfigError(unknown("data set or preset", name, [*SOURCES, *preset_names()], LISTED_BY))
     return load_config(name, overrides)
