@@ -196,3 +196,18 @@ def test_variety_over_rounds_is_what_was_stored() -> None:
     assert {number for number, *_ in shown} >= {"1", "10"}
     for number, *values in shown:
         assert values == [f"{row['over_rounds'][number][key]:.3f}" for key in keys], number
+
+
+def test_what_servers_made_of_the_same_decoders_is_what_was_stored() -> None:
+    rows = json.loads((RESULTS.parent / "align_fl_server-cpu.json").read_text(encoding="utf-8"))["rows"]
+    scores: dict[str, dict[int, float]] = {}
+    for row in rows:
+        scores.setdefault(row["way"], {})[row["seed"]] = 100 * row["metrics"]["probe/accuracy/n10000"]
+    _, _, section = README.read_text(encoding="utf-8").partition("### What the server can do with the same decoders")
+    shown = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| (\d) \|$", section, re.MULTILINE)
+    assert {way for way, *_ in shown} == set(scores)
+    for way, accuracy, gain, seeds in shown:
+        values = list(scores[way].values())
+        gained = np.mean([value - scores["as published"][seed] for seed, value in scores[way].items()])
+        assert accuracy == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}", way
+        assert (float(gain), int(seeds)) == (pytest.approx(gained, abs=0.005), len(values)), way
