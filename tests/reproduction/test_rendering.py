@@ -18,6 +18,7 @@ from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import tasks_of
 from fedloom.reproduction.tables import TABLES, Table, load_table, table_names
 
+NUMBER = r"-?\d+(?:\.\d+)?"
 PAPERS = Path(__file__).parents[2] / "papers"
 FACTS: dict[str, Any] = {
     "preset": "demo",
@@ -103,6 +104,8 @@ def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
         for column in table.columns:
             if column.published:
                 value = row.published.get(column.published)
+                if isinstance(value, str):
+                    allowed |= set(re.findall(NUMBER, value))
                 if isinstance(value, int | float):
                     allowed.add(f"{value:.{column.digits}f}")
                     means.setdefault(column.title, {})[row.id] = value
@@ -126,7 +129,7 @@ def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
 def numbers_in(text: str) -> list[str]:
     """The cells of tables between a table's marks, but for names of rows and presets."""
     cells = (line.strip("|").split("|")[1:-1] for line in text.splitlines() if line.startswith("| "))
-    return [number for cell in chain(*cells) for number in re.findall(r"-?\d+(?:\.\d+)?", cell)]
+    return [number for cell in chain(*cells) for number in re.findall(NUMBER, cell)]
 
 
 def body_of(name: str, paper: Path) -> str:

@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Row:
     @property
     def identity(self) -> str:
         """Of its runs."""
-        return identity(self.config(0)) if self.preset else f"lipschitz-{self.lipschitz:g}"
+        return _identity_of(self.preset, self.overrides) if self.preset else f"lipschitz-{self.lipschitz:g}"
 
     @property
     def command(self) -> str:
@@ -152,6 +153,12 @@ def identity(config: Config) -> str:
     del settings["name"], settings["engine"]
     told = _without(settings, Config().to_mapping())
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _identity_of(preset: str, overrides: tuple[str, ...]) -> str:
+    """Presets are part of the package, and asked for again and again."""
+    return identity(load_config(preset, overrides))
 
 
 def _without(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
