@@ -70,7 +70,7 @@ def blocks(page: Path) -> Iterator[Block]:
         if token.type in ("fence", "code_block"):
             mark = MARK.search(before)
             reason, which = (mark["reason"], mark["which"] or "") if mark else ("", "")
-            spared = tuple(f"fedloom {name.strip()}" for name in which.split(",") if name)
+            spared = tuple(f"fedloom {name.strip().removeprefix('fedloom ')}" for name in which.split(",") if name)
             kind = token.info.split(" ")[0] or _kind(token.content)
             line = (token.map or [0])[0] + 1
             yield Block(str(page.relative_to(ROOT)), line, kind, token.content, reason, spared)
