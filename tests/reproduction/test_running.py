@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -11,10 +12,11 @@ from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
 from fedloom.reproduction.figures import figure_path
-from fedloom.reproduction.rendering import render_pages
+from fedloom.reproduction.rendering import render, render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
 from fedloom.reproduction.tables import identity, load_table
+from labelled_vectors import vectors
 
 MORE = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
 
@@ -155,3 +157,36 @@ def test_what_a_run_is_does_not_depend_on_where_it_runs_or_how_it_is_measured() 
         assert identity(load_config("demo", [same])) == base
     for other in ("rounds=1", "method.prior=wave", "data.path=/elsewhere", "local.learning_rate=0.5"):
         assert identity(load_config("demo", [other])) != base
+
+
+def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables" / "tiny" / "heads.toml").write_text(
+        """
+        title = "heads"
+        downstream = true
+        evaluation = { metrics = [] }
+        [[columns]]
+        title = "accuracy, %"
+        metric = "downstream/synthetic-only/global/accuracy"
+        scale = 100.0
+        [[parts]]
+        title = "all"
+        [[parts.rows]]
+        id = "moments"
+        name = "moments"
+        preset = "dp-cvae/baselines/moments"
+        overrides = ["privacy.mechanism=none", "data.records_per_silo=0", "data.silos=2"]
+        """
+    )
+    tables = {split: vectors(seed, 80) for seed, split in enumerate(("train", "test"))}
+    arrays = {f"{key}_{split}": getattr(table, key).numpy() for split, table in tables.items() for key in ("x", "y")}
+    np.savez(tmp_path / "vectors.npz", **arrays)
+    table = load_table("tiny/heads")
+    more = [*MORE, f"data.path={tmp_path / 'vectors.npz'}"]
+    (task,) = tasks_of([table], paper.parent, seeds=1, more=more)
+    assert task.wanted == ("downstream",)
+    carry_out([task], Work(tmp_path / "runs"))
+    (result,) = Results.read(paper / "results").of(table.rows[0].identity)
+    found = load(tmp_path / "runs" / task.trial.name).folder.downstream["rows"]["synthetic-only"]["global"]
+    assert result.metrics["downstream/synthetic-only/global/accuracy"] == found["accuracy"] > 0.8
+    assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results((result,)), paper)
