@@ -243,4 +243,5 @@ def test_the_command_writes_into_the_run_folder_unless_told(run_folder: Path, tm
     }
     assert Page(out.read_text()).all("title")
     wrong = CliRunner().invoke(app, ["report", str(run_folder), "--out", str(tmp_path / "page.txt")])
-    assert (wrong.exit_code, wrong.stderr) == (2, f"Error: --out = '{tmp_path / 'page.txt'}' must end in .html\n")
+    said = f"Error: --out = '{tmp_path / 'page.txt'}' must end in .html (more in docs/how-to/report.md)\n"
+    assert (wrong.exit_code, wrong.stderr) == (2, said)
