@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import watch as watching
 from fedloom.studio.catalogue import Catalogue, Entry
@@ -83,6 +84,14 @@ def test_a_run_lives_while_there_are_signs_of_life(
 ) -> None:
     glance = Glance(Entry("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
     assert glance.state(1000.0 + silence) == state
+
+
+def test_a_run_is_known_by_its_settings_with_and_without_where_its_data_lie(tmp_path: Path) -> None:
+    """Whatever its name and seed."""
+    RunFolder.create(tmp_path / "run", tiny_config("seed=3", "name=other", "data.path=here"))
+    found = glance_at(Entry("key", "run", tmp_path / "run")).identities
+    assert found == {identity(tiny_config()), identity(tiny_config("data.path=here"))}
+    assert len(found) == 2
 
 
 def test_how_it_ended_is_read(entry: Entry) -> None:

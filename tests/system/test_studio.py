@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -52,7 +53,14 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     small = ("rounds=3", "evaluation.every=1", "evaluation.samples=20", "evaluation.metrics=['spread']")
     train(tiny_config(*small, "method.prior=symmetrical"), root / "four")
     train(tiny_config(*small, "model.latent=2"), root / "plane")
-    place = Place.of("127.0.0.1", 0, "")
+    with serving(root) as running:
+        yield running
+
+
+@contextmanager
+def serving(root: Path, token: str = "") -> Iterator[Running]:
+    """A studio in a thread of this process."""
+    place = Place.of("127.0.0.1", 0, token)
     server = server_of(Studio.over(root, root.parent / "papers"), place.door)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
     thread.start()
@@ -260,6 +268,20 @@ def test_images_follow_within_a_tenth_of_a_second(studio: Running, page: Chrome)
         studio.key("plane"),
     )
     assert sorted(times)[25] < 100
+
+
+def test_with_a_token_the_printed_address_opens_everything(studio: Running, page: Chrome) -> None:
+    with serving(studio.root, "a-token-that-is-long-enough") as guarded:
+        page.get(guarded.address)
+        assert page.current_url == f"http://127.0.0.1:{guarded.port}/"
+        box = wait_for(lambda: page.find_elements("css selector", "tr[data-name='four'] input"))[0]
+        box.click()
+        wait_for(lambda: guarded.server.studio.watch.watchers == 1)
+        page.get(f"http://127.0.0.1:{guarded.port}/runs/{guarded.key('four')}/explore")
+        wait_for(lambda: one(page, "main").get_attribute("data-frames"))
+        page.delete_all_cookies()
+        assert raw(guarded, "GET", "/", {})[0] == 401
+        page.get("about:blank")
 
 
 @pytest.mark.parametrize("width", [390, 768, 1280])

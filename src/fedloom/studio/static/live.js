@@ -6,6 +6,7 @@ const page = document.querySelector("main"), body = document.getElementById("bod
 const keys = page.dataset.keys.split(" "), stamps = page.dataset.stamps.split(" ");
 const shown = new Map(keys.map((key, place) => [key, stamps[place]])), known = new Map(shown);
 let busy = false;
+for (const section of body.children) section.dataset.html = section.outerHTML;
 
 function kept(section) {
   const slider = section.querySelector(".player input");
