@@ -28,6 +28,7 @@ PAGES = [
     *sorted(ROOT.glob("papers/*/README.md")),
 ]
 MARK = re.compile(r"<!-- not run(?: \((?P<which>[^)]*)\))?: (?P<reason>[^>]{4,}?) -->\s*$")
+UNMARKED = {"papers": "the papers' protocols take minutes and need their data"}
 SYNOPSIS = re.compile(r"[\[\]|<>]|\.\.\.|\bSETTINGS\b")
 COMMAND = typer.main.get_command(app)
 
@@ -69,7 +70,7 @@ def blocks(page: Path) -> Iterator[Block]:
     for token in tokens(page):
         if token.type in ("fence", "code_block"):
             mark = MARK.search(before)
-            reason, which = (mark["reason"], mark["which"] or "") if mark else ("", "")
+            reason, which = (mark["reason"], mark["which"] or "") if mark else (UNMARKED.get(page.parts[-3], ""), "")
             spared = tuple(f"fedloom {name.strip().removeprefix('fedloom ')}" for name in which.split(",") if name)
             kind = token.info.split(" ")[0] or _kind(token.content)
             line = (token.map or [0])[0] + 1

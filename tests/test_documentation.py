@@ -7,13 +7,17 @@ import re
 import shlex
 import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from documentation import PAGES, ROOT, Block, blocks, check, inline_commands
 from fedloom.cli import app
+from fedloom.methods.base import recipes
+from fedloom.models.priors import PRIORS
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 # What is added to commands so that a page takes seconds: the same commands on little data, with small networks.
@@ -59,14 +63,19 @@ def some_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, some_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, some_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own, with a run that pages call DIR, and where `make demo` puts its two."""
     for name in ("DIR", "runs/demo/fedvae", "runs/demo/fissionvae-d"):
         shutil.copytree(some_run, tmp_path / name)
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    registries: list[dict[str, Any]] = [recipes(), PRIORS]  # pages show how to add to them
+    before = [dict(registry) for registry in registries]
+    yield tmp_path
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.kind in ("python", "shell")}))
