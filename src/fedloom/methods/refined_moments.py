@@ -113,10 +113,4 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe(
-    "refined_moments",
-    "moments whose classes are then learned to be told apart, by gradients",
-    Options,
-    make,
-    vectors=True,
-)
+RECIPE = Recipe("refined_moments", "moments, then classes learned apart by gradients", Options, make, vectors=True)
