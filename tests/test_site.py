@@ -100,6 +100,11 @@ def test_every_metric_has_a_definition_and_no_other_has_one() -> None:
     assert headings == list(METRICS)
 
 
+def test_who_chooses_a_method_is_told_of_all() -> None:
+    text = (ROOT / "docs/how-to/choose-a-method.md").read_text(encoding="utf-8")
+    assert [name for name in recipes() if f"`{name}`" not in text] == []
+
+
 def test_the_reference_has_every_public_name(site: Path) -> None:
     text = (site / "reference/api.html").read_text(encoding="utf-8")
     assert [name for name in fedloom.__all__ if not re.search(rf'id="fedloom[\w.]*\.{name}"', text)] == []
