@@ -224,6 +224,26 @@ def test_a_silos_worst_group_is_of_those_that_it_has(tmp_path: Path, conditioned
     assert own["global"]["worst_group"] == pytest.approx(min(groups.values()))
 
 
+@pytest.mark.parametrize("where", ["test", "train", "validation"])
+def test_records_that_do_not_tell_their_group_are_refused(tmp_path: Path, where: str) -> None:
+    """One record whose sex nobody noted is of no group; it must not be counted as the first sex."""
+    data = sexed(conditioned=False)
+    table = data.test if where == "test" else getattr(data.silos[1], where)
+    attributes = table.attributes.clone()
+    attributes[3] = 0.0
+    unknown = replace(table, attributes=attributes)
+    if where == "test":
+        data = replace(data, test=unknown)
+    else:
+        data = replace(data, silos=(data.silos[0], replace(data.silos[1], **{where: unknown})))
+    run = train(config("moments"), tmp_path / "run", data)
+    done: list[str] = []
+    with pytest.raises(ConfigError, match=r"^--attribute = 'sex', but some records do not say what theirs is$"):
+        downstream(run, synthetic=50, federation=data, attribute="sex", progress=done.append)
+    assert done == []  # nothing was trained
+    assert downstream(run, synthetic=50, federation=data)["attribute"] == ""
+
+
 @pytest.mark.parametrize("everybody", [True, False])
 def test_a_silo_is_scored_on_records_that_it_held_out_itself(tmp_path: Path, everybody: bool) -> None:
     """All bees were held out by the second silo; without records of the third's, everybody's are weighed."""

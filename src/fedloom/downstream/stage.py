@@ -21,8 +21,8 @@ from fedloom.downstream.retrieval import NEAREST, precision
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.evaluation.classification import Head, Scores, confusion, recalls, score
 from fedloom.experiment import Run
-from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes
-from fedloom.federation.records import Federation, Records, as_float
+from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes, values_of
+from fedloom.federation.records import Federation, Records, Silo, as_float
 from fedloom.privacy.summary import NONE, summarise
 from fedloom.streams import Streams
 
@@ -137,8 +137,7 @@ class Stage:
         plain = self.class_of[records.y]
         if not self.values:
             return plain
-        assert records.attributes is not None, "a data set that names attributes has them"
-        return plain * len(self.values) + records.attributes[:, self.values].argmax(dim=1)
+        return plain * len(self.values) + values_of(records, self.values, f"--attribute = '{self.attribute}'")
 
     @cached_property
     def home(self) -> Tensor | None:
@@ -158,6 +157,8 @@ class Stage:
 
     def report(self, progress: Callable[[str], None]) -> dict[str, Any]:
         """Everything that is written down."""
+        for records in (self.federation.test, *(table for silo in self.federation.silos for table in _tables(silo))):
+            self.kind_of(records)  # records that do not tell their group are refused before anything is trained
         self.unlearnable()
         progress("training each silo's own head")
         answers: dict[str, list[Tensor]] = {LOCAL: [self.of(head, self.federation.test) for head in self.heads.local]}
@@ -263,7 +264,7 @@ class Stage:
             if self.home is not None:
                 own = score(self.confused(probabilities, self.home == number), self.class_of_kind)
             else:
-                held = [self.kind_of(table) for table in (silo.train, silo.validation) if table is not None]
+                held = [self.kind_of(table) for table in _tables(silo)]
                 own = score(counts, self.class_of_kind, label_shares(torch.cat(held), len(self.kinds)))
             found.append({"global": score(counts, self.class_of_kind), "silo": own})
         return found
@@ -294,6 +295,11 @@ class Stage:
         if common.x is not None and common.y is not None:
             found[SYNTHETIC] = precision(queries, wanted, common.x.flatten(1), self.class_of[common.y])
         return found
+
+
+def _tables(silo: Silo) -> list[Records]:
+    """All that a silo holds."""
+    return [table for table in (silo.train, silo.validation) if table is not None]
 
 
 def _summary(silos: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, float]]:

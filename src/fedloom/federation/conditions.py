@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.records import UNLABELLED, Dataset, Records
@@ -23,6 +24,15 @@ def columns_of(attributes: Sequence[str], name: str) -> list[int]:
     return [column for column, each in enumerate(attributes) if each.partition("=")[0] == name]
 
 
+def values_of(records: Records, columns: Sequence[int], asked: str) -> Tensor:
+    """Which of an attribute's columns is each record's, counted from 0; ``asked`` is the setting that wants to know."""
+    assert records.attributes is not None, "a data set that names attributes has them"
+    values = records.attributes[:, columns]
+    if not bool(values.any(dim=1).all()):
+        raise ConfigError(f"{asked}, but some records do not say what theirs is")
+    return values.argmax(dim=1)
+
+
 def with_condition(dataset: Dataset, attribute: str) -> Dataset:
     """The same records in classes that also tell the attribute's value; without an attribute, as they are."""
     if not attribute:
@@ -32,11 +42,7 @@ def with_condition(dataset: Dataset, attribute: str) -> Dataset:
     columns = columns_of(dataset.attributes, attribute)
 
     def relabelled(records: Records) -> Records:
-        assert records.attributes is not None, "a data set that names attributes has them"
-        values = records.attributes[:, columns]
-        if not bool(values.any(dim=1).all()):
-            raise ConfigError(f"data.condition = '{attribute}', but some records do not say what theirs is")
-        joint = records.y * len(columns) + values.argmax(dim=1)
+        joint = records.y * len(columns) + values_of(records, columns, f"data.condition = '{attribute}'")
         return replace(records, y=torch.where(records.y < 0, UNLABELLED, joint))
 
     classes = tuple(f"{name}{BETWEEN}{dataset.attributes[i]}" for name in dataset.classes for i in columns)
