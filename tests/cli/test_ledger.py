@@ -137,6 +137,9 @@ def test_a_budget_below_the_cost_of_a_round_is_warned_of(fedloom: Command, tiny_
     ledger.close()
 
 
-@pytest.mark.parametrize(("epsilon", "words"), [(1.0, "1"), (9.9554, "9.956"), (0.00001, "0.001"), (math.inf, "inf")])
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [(1.0, "1"), (9.9554, "9.956"), (0.00001, "0.001"), (1e306, "inf"), (math.inf, "inf")],
+)
 def test_a_printed_epsilon_is_never_too_small(epsilon: float, words: str) -> None:
     assert told(epsilon) == words

@@ -84,6 +84,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         ATTACK,
     ),
+    "markup in the state": (
+        lambda folder: (folder / "status.json").write_text(json.dumps({"state": ATTACK})),
+        ATTACK,
+    ),
+    "a status that is none": (lambda folder: (folder / "status.json").write_text("[1]"), "no DP guarantee"),
+    "more rounds than any number": (
+        lambda folder: replace_in(folder, "run.toml", "rounds = 2\n", f"rounds = {'9' * 400}\n"),
+        "no DP guarantee",
+    ),
     "markup in the egress log": (
         lambda folder: append(
             folder,

@@ -31,6 +31,19 @@ def test_runs_are_found_in_folders_of_folders(root: Path) -> None:
     assert names(root) == ["a/b/c/deep", "four", "sweep/two"]
 
 
+def test_a_folder_that_may_not_be_read_hides_no_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "locked").mkdir()
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "locked":
+            raise PermissionError
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert names(root) == ["four", "sweep/two"]
+
+
 def test_a_run_may_itself_be_the_folder(root: Path) -> None:
     assert names(root / "four") == ["four"]
 

@@ -34,7 +34,7 @@ def log(entry: Entry, *rows: dict[str, Any]) -> None:
 
 def test_a_run_that_has_only_begun(entry: Entry) -> None:
     found = glance_at(entry)
-    assert (found.title, found.method, found.data, found.seed) == ("demo", "fissionvae", "mixed-mnist-sample", 7)
+    assert (found.title, found.method, found.data, found.seed) == ("demo", "fissionvae", "mixed-mnist-sample", "7")
     assert (found.rounds_done, found.rounds_planned, found.seconds, found.seconds_left) == (0, 3, None, None)
     assert (found.best, found.privacy, found.problem) == ((), "no DP guarantee", "")
     assert found.state(time.time()) == "running"
@@ -104,9 +104,21 @@ def test_how_it_ended_is_read(entry: Entry) -> None:
     [
         ("run.toml", b"nonsense", "is not valid TOML"),
         ("run.toml", b'wonders = "many"', "unknown key 'wonders'"),
+        ("run.toml", f"seed = 0x{'f' * 5000}".encode(), "integer string conversion"),
         ("status.json", b"{", "status.json is damaged"),
+        *(
+            ("status.json", content, "status.json is damaged: its state must be one of finished, diverged")
+            for content in (b"[1]", b"3", b"null", b'"x"', b"{}", b'{"state": ["finished"]}', b'{"state": "<b>"}')
+        ),
+        ("status.json", b"[" * 100_000, "recursion"),
         ("metrics.jsonl", b"\xff\xfe", "invalid start byte"),
         ("metrics.jsonl", b"[" * 100_000, "recursion"),
+        # A sum beyond all numbers, which no reader of logs could know of.
+        (
+            "metrics.jsonl",
+            b'{"round": 1, "frechet/x/n9/group=a": 1e308, "frechet/x/n9/group=b": 1e308}',
+            "run 'run' cannot be read (OverflowError: ",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_run_is_one_sentence(entry: Entry, name: str, content: bytes, words: str) -> None:
@@ -115,6 +127,14 @@ def test_what_is_wrong_with_a_run_is_one_sentence(entry: Entry, name: str, conte
     assert words in found.problem
     assert "\n" not in found.problem
     assert found.state(time.time()) == "unreadable"
+
+
+def test_no_number_of_rounds_is_too_large_to_wait_for(entry: Entry) -> None:
+    toml = entry.path / "run.toml"
+    toml.write_text(toml.read_text().replace("rounds = 3\n", f"rounds = {'9' * 400}\n"))
+    log(entry, {"round": 1, "seconds": 4.0})
+    found = glance_at(entry)
+    assert (found.rounds_planned, found.seconds, found.seconds_left) == (10**400 - 1, 4.0, None)
 
 
 @pytest.fixture

@@ -23,4 +23,5 @@ def test_no_damage_breaks_the_studio(damage: str, root: Path, ask: Ask, keys: di
         page = Page(answer.text)
         assert all("src" in script for script in page.all("script"))
         assert not {name for _, attributes in page.elements for name in attributes if name.startswith("on")}
+        assert all(source.startswith(("/static/", "/runs/")) for source in page.values("src"))
     assert client.get("/").status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from fedloom.runs.folder import RunFolder
-from fedloom.studio import app, studio
+from fedloom.studio import app, pages, papers, studio
+from fedloom.studio.catalogue import Entry
+from fedloom.studio.glance import Glance
+from fedloom.studio.watch import Sight
 from html_pages import Page
 from studio.conftest import Ask
 from support import tiny_config
@@ -38,6 +42,17 @@ def test_a_line_for_each_run(client: TestClient, keys: dict[str, str]) -> None:
     for words in ("four", "sweep/two", "fedvae", "fissionvae", "2 of 2", "no DP guarantee", "✓ finished"):
         assert words in page.text
     assert "spread" not in page.text  # it has no better side
+
+
+@pytest.mark.parametrize(
+    "part", [pages.run_row, lambda sight: papers._links([sight]), lambda s: pages.state_mark(s.state)]
+)
+def test_a_state_is_never_markup(part: Callable[[Sight], str]) -> None:
+    """Even one that no reader lets through."""
+    state = '"><form action="//evil.example">'
+    found = Page(part(Sight(Glance(Entry("key", "run", Path()), "", 0.0), state)))
+    assert not found.all("form")
+    assert state in found.text + " ".join(found.values("data-state"))
 
 
 def test_a_folder_without_runs_says_how_to_begin(ask: Ask, tmp_path: Path) -> None:

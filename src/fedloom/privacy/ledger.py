@@ -48,7 +48,8 @@ def told(epsilon: float) -> str:
     >>> told(9.95543)
     '9.956'
     """
-    return f"{math.ceil(1000 * epsilon) / 1000:.10g}" if math.isfinite(epsilon) else "inf"
+    thousandths = 1000 * epsilon
+    return f"{math.ceil(thousandths) / 1000:.10g}" if math.isfinite(thousandths) else "inf"
 
 
 class BudgetSpentError(FedloomError):

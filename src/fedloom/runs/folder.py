@@ -22,6 +22,8 @@ from fedloom.runs.checkpoint import checkpoint_rounds
 from fedloom.runs.files import append_lines, explained, read_lines, write_atomically, write_folder_atomically
 from fedloom.runs.metrics import is_metric
 
+ENDS = ("finished", "diverged")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -166,7 +168,7 @@ class RunFolder:
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def end(self, state: str, round_number: int, reason: str = "") -> None:
-        """Record how the run ended: ``finished``, or ``diverged`` with the reason."""
+        """Record how the run ended: one of ``ENDS``, ``diverged`` with the reason."""
         status = {"state": state, "round": round_number, "reason": reason}
         write_atomically(self.path / "status.json", json.dumps(status, indent=2).encode())
 
@@ -178,8 +180,10 @@ class RunFolder:
             return {"state": "unfinished", "round": self.rounds_done, "reason": ""}
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged ({error})") from error
+        if not isinstance(found, dict) or found.get("state") not in ENDS:
+            raise RunFolderError(f"{path} is damaged: its state must be one of {', '.join(ENDS)}")
         return found
 
     def samples_of(self, round_number: int) -> Path:

@@ -47,7 +47,7 @@ class Catalogue:
         while waiting and looked < MOST_FOLDERS and len(found) < MOST_RUNS:
             folder, depth = waiting.pop()
             looked += 1
-            if (folder / "run.toml").is_file():
+            if _is_run(folder):
                 entry = self._entry(folder)
                 found[entry.key] = entry
             elif depth < DEEPEST:
@@ -65,6 +65,13 @@ class Catalogue:
     def _entry(self, path: Path) -> Entry:
         name = path.relative_to(self.root).as_posix() if path != self.root else path.name
         return Entry(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, path)
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "run.toml").is_file()
+    except OSError:  # not ours to read
+        return False
 
 
 def _folders_in(folder: Path) -> list[Path]:

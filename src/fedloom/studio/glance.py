@@ -51,7 +51,7 @@ class Glance:
     title: str = ""
     method: str = ""
     data: str = ""
-    seed: int = 0
+    seed: str = ""  # in digits: one with too many to be written is found where the run is read, not on a page
     rounds_done: int = 0
     rounds_planned: int = 0
     seconds: float | None = None  # of the last round
@@ -70,7 +70,8 @@ class Glance:
     @property
     def seconds_left(self) -> float | None:
         """What remains, if rounds go on as the last one did."""
-        return None if self.seconds is None else self.seconds * max(0, self.rounds_planned - self.rounds_done)
+        rounds = finite(max(0, self.rounds_planned - self.rounds_done))
+        return None if self.seconds is None or rounds is None else self.seconds * rounds
 
 
 def stamp_of(path: Path) -> tuple[str, float]:
@@ -90,12 +91,18 @@ def glance_at(entry: Entry) -> Glance:
     """Read what the line needs; what is wrong with a run becomes a sentence, and other runs are none the worse."""
     stamp, changed = stamp_of(entry.path)
     try:
-        check(entry)
-        folder = RunFolder.open(entry.path)
-        rows = read_rows(entry.path / "metrics.jsonl")
-        ended = str(folder.status.get("state", ""))
+        return _read(entry, stamp, changed)
     except (FedloomError, *UNREADABLE) as error:
-        return Glance(entry, stamp, changed, problem=" ".join(str(error).split()))
+        problem = str(error)
+    except Exception as error:  # whatever nobody has thought of: one damaged run never takes the list down
+        problem = f"run '{entry.name}' cannot be read ({type(error).__name__}: {error})"
+    return Glance(entry, stamp, changed, problem=" ".join(problem.split()))
+
+
+def _read(entry: Entry, stamp: str, changed: float) -> Glance:
+    check(entry)
+    folder = RunFolder.open(entry.path)
+    rows, ended = read_rows(entry.path / "metrics.jsonl"), folder.status["state"]
     config, history = folder.config, histories(rows)
     newest = rows[-1] if rows else {"round": 0}
     return Glance(
@@ -105,7 +112,7 @@ def glance_at(entry: Entry) -> Glance:
         title=config.name,
         method=config.method.name,
         data=config.data.source,
-        seed=config.seed,
+        seed=str(config.seed),
         rounds_done=min(newest["round"], config.rounds),
         rounds_planned=config.rounds,
         seconds=finite(newest.get("seconds")),

@@ -73,7 +73,7 @@ def run_row(sight: Sight) -> str:
     """A run's line."""
     glance, key = sight.glance, sight.glance.entry.key
     link = f'<a href="/runs/{key}">{text(glance.entry.name)}</a>'
-    head = f'<tr id="run-{key}" data-name="{text(glance.entry.name)}" data-state="{sight.state}">'
+    head = f'<tr id="run-{key}" data-name="{text(glance.entry.name)}" data-state="{text(sight.state)}">'
     if glance.problem:
         return (
             f'{head}<td></td><td data-label="run">{text(glance.entry.name)}</td>'
@@ -85,7 +85,7 @@ def run_row(sight: Sight) -> str:
         for one in glance.best
     )
     cells = (
-        f"{link}<small>{text(glance.title)}, seed {glance.seed}</small>",
+        f"{link}<small>{text(glance.title)}, seed {text(glance.seed)}</small>",
         text(glance.method),
         text(glance.data),
         progress(glance),
@@ -132,7 +132,7 @@ def run_page(sight: Sight, story: Story) -> str:
     """Everything about a run; it is renewed while the run goes on."""
     key, glance = sight.glance.entry.key, sight.glance
     body = (
-        f'<h1>{text(glance.entry.name)}</h1><p class="sub">{text(method_of(story.facts))}, seed {glance.seed}</p>'
+        f'<h1>{text(glance.entry.name)}</h1><p class="sub">{text(method_of(story.facts))}, seed {text(glance.seed)}</p>'
         f'<div class="live"><div id="state">{state_mark(sight.state)}</div><div id="progress">{progress(glance)}</div>'
         f'<a class="button" href="/runs/{key}/explore">Explore the latent space</a></div>'
         f'<div id="body">{run_body(story)}</div>'

@@ -77,6 +77,6 @@ def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list
 def _links(sights: Iterable[Sight]) -> str:
     """Each run of a row on a line of its own, below the row's name."""
     return "".join(
-        f'<small><a href="/runs/{sight.glance.entry.key}">{text(sight.glance.entry.name)}</a>, {sight.state}</small>'
-        for sight in sights
+        f'<small><a href="/runs/{entry.key}">{text(entry.name)}</a>, {text(state)}</small>'
+        for entry, state in ((sight.glance.entry, sight.state) for sight in sights)
     )
