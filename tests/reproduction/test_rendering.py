@@ -74,14 +74,24 @@ def test_a_run_that_diverged_is_no_number(paper: Path) -> None:
     put(paper, "first/d", 0, 0.1, state="diverged", metrics={})
     assert "| +D | 30.00 | diverges | 0.25 | - | 1 | 3 |" in rendered(paper)
     put(paper, "first/d", 1, 0.4)
-    assert "| +D | 30.00 | 0.4000 |" in rendered(paper)
+    assert "| +D | 30.00 | 0.4000 (1 of 2 diverged) | 0.25 | - | 2 |" in rendered(paper)
+    put(paper, "first/d", 2, 0.5)
+    assert "| +D | 30.00 | 0.4500 ± 0.0707 (1 of 3 diverged) | 0.25 | - | 3 |" in rendered(paper)
+    assert "| +D again | diverges | 0.4500 ± 0.0707 (1 of 3 diverged) | 3 |" in rendered(paper)
+    found = set(numbers_in(body_of("tiny/table1", paper)))
+    assert found <= numbers_that_results_give(load_table("tiny/table1"), paper)
 
 
 def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:
     (paper / "README.md").write_text("nothing")
     table = load_table("tiny/table1")
-    with pytest.raises(ConfigError, match="has no place for 'tiny/table1': write the lines '<!-- fedloom reproduce"):
+    with pytest.raises(ConfigError, match="has no place for 'tiny/table1': write '<!-- fedloom reproduce"):
         page_of(paper, table)
+    turned = "\n".join((*reversed(marks(table.name)), "the rest of the page"))
+    (paper / "README.md").write_text(turned)
+    with pytest.raises(ConfigError, match="and, below it, '<!-- end of tiny/table1 -->' there"):
+        render_pages(paper, [table])
+    assert (paper / "README.md").read_text() == turned
     with pytest.raises(ConfigError, match="--papers names the folder"):
         page_of(paper / "elsewhere", table)
     (paper / "tables.md").write_text("\n".join(marks(table.name)))  # it need not be the README
@@ -100,7 +110,8 @@ def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
     for row in rows:
         runs = [file for file in files if file["config"] == row.identity]
         if runs:
-            allowed |= {str(len(runs)), f"{mean(sum(run['seconds'].values()) for run in runs):.0f}"}
+            allowed |= {str(len(runs)), str(sum(run["state"] == "diverged" for run in runs))}
+            allowed |= {f"{mean(sum(run['seconds'].values()) for run in runs):.0f}"}
         for column in table.columns:
             if column.published:
                 value = row.published.get(column.published)

@@ -31,14 +31,14 @@ def page_of(paper: Path, table: Table) -> Path:
     try:
         for page in sorted(paper.glob("*.md")):
             text = page.read_text(encoding="utf-8")
-            if start in text and end in text:
+            if end in text.partition(start)[2]:
                 return page
     except OSError as error:
         raise ConfigError(f"cannot read {paper}: {error.strerror}") from error
     if not paper.is_dir():
         raise ConfigError(f"there is no folder {paper}; --papers names the folder of all papers")
     readme = paper / "README.md"
-    raise ConfigError(f"{readme} has no place for '{table.name}': write the lines '{start}' and '{end}' there")
+    raise ConfigError(f"{readme} has no place for '{table.name}': write '{start}' and, below it, '{end}' there")
 
 
 def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
@@ -120,11 +120,12 @@ class Line:
         if column.published:
             value = self.row.published.get(column.published, NOTHING)
             return value if isinstance(value, str) else f"{value:.{column.digits}f}"
-        values = self.values(column)
+        values, diverged = self.values(column), sum(result.state == "diverged" for result in self.results)
         if not values:
-            return DIVERGES if self.results and all(r.state == "diverged" for r in self.results) else NOTHING
+            return DIVERGES if diverged and diverged == len(self.results) else NOTHING
         spread = f" ± {stdev(values):.{column.digits}f}" if len(values) > 1 else ""
-        return f"{mean(values):.{column.digits}f}{spread}"
+        lost = f" ({diverged} of {len(self.results)} diverged)" if diverged else ""
+        return f"{mean(values):.{column.digits}f}{spread}{lost}"
 
     def number(self, column: Column) -> float | None:
         """The published value or the mean, where there is one."""
