@@ -26,12 +26,14 @@ from engines.one_answer import (
 )
 from fedloom.engines import fused, fused_stack
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_records import WholeTable
-from fedloom.engines.fused_runner import GraphRunner
+from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_records import ChunkTable, WholeTable
+from fedloom.engines.fused_runner import GraphRunner, Recorder
+from fedloom.engines.fused_stack import Stack, stacks_of
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
-from fedloom.federation.records import Batch, Federation
+from fedloom.federation.records import Batch, Federation, Records
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState
 from fedloom.objectives.base import Losses
@@ -108,7 +110,7 @@ class Tape:
         return Played(step)
 
 
-def recorded_by(tape: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded_by(tape: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         FusedEngine, "_runner", lambda engine, program, stack: GraphRunner(program, "float32", 20, tape)
     )
@@ -133,6 +135,21 @@ def test_a_recording_that_fails_does_not_end_the_run(good: int, monkeypatch: pyt
     ]
 
 
+def test_a_recording_without_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape, full = Tape(100), iter([torch.OutOfMemoryError("no room")])
+
+    def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
+        for error in full:
+            raise error
+        return tape(warm_up, step, beside)
+
+    recorded_by(record, monkeypatch)
+    with pytest.warns(FedloomWarning) as caught:
+        assert_one_answer(*trainer_of(config_of(FISSION), UNEQUAL), ROUNDS, IN_CHUNKS)
+    assert [str(warning.message) for warning in caught] == ["out of device memory: going on with 1 silos at once"]
+    assert tape.left < 100  # and goes on with recordings
+
+
 @pytest.mark.parametrize(
     ("name", "chunk", "rows"),
     [("+D", 3, 54), ("branches of two architectures", 3, 38), ("+D, then distilled", 1, 21), ("moon", 5, 60)],
@@ -149,6 +166,55 @@ def test_records_that_do_not_fit_are_sent_chunk_by_chunk(
     assert "records sent to the device as silos take part" in engine.describe()
     rounds_of(engine, start, ROUNDS)
     assert len(engine._stacks[0].table.records) == rows
+
+
+def test_records_are_sent_again_when_their_place_has_moved() -> None:
+    small, large = UNEQUAL.silos[0], UNEQUAL.silos[1]
+    table = ChunkTable([small, large], CPU)
+    for silos in (2, 1):
+        table.reserve(silos)
+        (offset,) = table.hold([small])
+        assert torch.equal(table.records.x[offset : offset + len(small)], small.train.x)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step that, like a CUDA graph, reads records where they lay when it was recorded."""
+
+    step: Callable[[], None]
+    table: ChunkTable
+    records: Records
+
+    def replay(self) -> None:
+        now, self.table.records = self.table.records, self.records
+        self.step()
+        self.table.records = now
+
+
+def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were given the same stacks, as those that are tried on a GPU are; the first has its steps recorded."""
+
+    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
+        def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Placed:
+            assert isinstance(stack.table, ChunkTable)
+            return Placed(step, stack.table, stack.table.records)
+
+        return GraphRunner(program, "float32", 20, record)
+
+    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    monkeypatch.setattr(fused_stack, "room_on", lambda device: 0.0)
+    trainer, start = trainer_of(config_of(FISSION), UNEQUAL)
+    everybody = (0, 1, 2, 3, 4)
+    wanted, _, _ = rounds_of(ReferenceEngine(trainer), start, (everybody, everybody))
+    stacks = stacks_of((trainer,), CPU)
+    first, second = (FusedEngine(trainer, IN_CHUNKS, stacks) for _ in range(2))
+    halfway, _, _ = rounds_of(first, start, (everybody,))
+    with pytest.warns(FedloomWarning, match="with 1 silos at once"):
+        second._halve(torch.OutOfMemoryError())
+    rounds_of(second, start, (everybody,))
+    ours, _, _ = rounds_of(first, halfway, (everybody,))
+    for key, tensors in wanted.server.blocks.items():
+        assert_alike(ours.server.blocks[key], tensors, start.server.blocks[key])
 
 
 @pytest.mark.parametrize(("room", "stays"), [(5280, True), (5279, False)])

@@ -72,7 +72,9 @@ class FusedEngine:
         self.chunk = options.chunk
         stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
         # Layers are rewritten in place, and not alike in every engine.
-        self._stacks = [replace(stack, model=copy.deepcopy(stack.model)) for stack in stacks]
+        self._stacks = [
+            replace(stack, model=copy.deepcopy(stack.model), table=stack.table.for_engine()) for stack in stacks
+        ]
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
         self._probes = [
             [probed(stack, phase) for phase in stack.kind.phases] if stack.trainer.privacy else []
@@ -150,6 +152,8 @@ class FusedEngine:
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
+        for stack in self._stacks:
+            stack.table.reserve(0)
         for classroom in self._classrooms:
             classroom.close()
         if self.options.device.type == "cuda":
