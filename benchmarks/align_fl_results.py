@@ -4,7 +4,7 @@
     fedloom reproduce align-fl/table2 align-fl/table3 align-fl/fig5 --render
 
 The private rows had the noise that their most demanding silo needs at every silo (``noise.json``, from ``--plan``), so
-each silo spent at most the row's epsilon. Their files say so among the overrides.
+each silo spent at most the row's epsilon. That is another run than a noise for every silo: it has rows of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import fedloom
-from fedloom.config import load_config
-from fedloom.reproduction.results import Result, result_path
+from fedloom.config import Config, load_config
+from fedloom.reproduction.results import Result, evaluation_of, result_path
 from fedloom.reproduction.tables import Row, Table, identity, load_table, table_names
 
 NAMES = {
@@ -34,15 +34,19 @@ def seconds_of(found: dict[str, Any]) -> dict[str, float]:
     return {"training": spent["training"] / spent.get("runs", 1), "measuring": measuring}
 
 
-def result(found: dict[str, Any], table: Table, row: Row, machine: dict[str, Any], noise: float | None) -> Result:
+def changes_of(noise: float | None) -> list[str]:
+    """What a private row had otherwise than its preset says."""
+    return [] if noise is None else ["privacy.epsilon=0", f"privacy.noise_multiplier={noise}"]
+
+
+def result(found: dict[str, Any], table: Table, row: Row, machine: dict[str, Any], config: Config) -> Result:
     """A row of the benchmark as a result of a table's row."""
     kinds = {key.partition("/")[0] for key in found["metrics"]}
     papers_own = any(key.startswith("frechet/paper-") for key in found["metrics"])
-    private = [] if noise is None else ["privacy.epsilon=0", f"privacy.noise_multiplier={noise}"]
     return Result(
         row=f"{table.name} {row.id}",
-        preset=f"align-fl/{found['row']}",
-        overrides=private,
+        preset=row.preset,
+        overrides=list(row.overrides),
         config=row.identity,
         seed=found["seed"],
         state="finished",
@@ -54,6 +58,9 @@ def result(found: dict[str, Any], table: Table, row: Row, machine: dict[str, Any
         device=machine["gpu"],
         engine=found["engine"],
         versions={"fedloom": fedloom.__version__, "python": machine["python"], "torch": machine["torch"]},
+        evaluation=evaluation_of(config.evaluation),
+        measured_on=machine["gpu"],
+        precision=config.engine.precision,
     )
 
 
@@ -67,11 +74,11 @@ def main(stored: Path, planned: Path, papers: Path) -> None:
     for found in benchmark["rows"]:
         if " " in found["row"] or "error" in found:  # with changes, or without a result
             continue
-        key = identity(load_config(f"align-fl/{found['row']}"))
-        if key in rows:
-            table, row = rows[key]
+        config = load_config(f"align-fl/{found['row']}", changes_of(noise.get(found["row"])))
+        if identity(config) in rows:
+            table, row = rows[identity(config)]
             path = result_path(papers / table.paper, table.name, row.id, found["seed"])
-            result(found, table, row, benchmark["machine"], noise.get(found["row"])).write(path)
+            result(found, table, row, benchmark["machine"], config).write(path)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from fedloom.config import load_config
 from fedloom.errors import ConfigError
 from fedloom.privacy.lipschitz import latent_radius
 from fedloom.reproduction.bounds import write_bounds
 from fedloom.reproduction.rendering import marks, page_of, render, render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import tasks_of
-from fedloom.reproduction.tables import TABLES, Table, load_table, table_names
+from fedloom.reproduction.tables import TABLES, Table, identity, load_table, table_names
 
 NUMBER = r"-?\d+(?:\.\d+)?"
 PAPERS = Path(__file__).parents[2] / "papers"
@@ -200,8 +201,10 @@ def test_every_table_of_the_papers_is_sound(name: str) -> None:
 def test_results_belong_to_rows() -> None:
     known = {row.identity for name in table_names() for row in load_table(name).rows}
     for paper in {name.partition("/")[0] for name in table_names()}:
-        for result in Results.read(PAPERS / paper / "results").found:
+        for path, result in Results.read(PAPERS / paper / "results").found.items():
             assert result.config in known, f"{result.row} is not what its table asks for any more"
+            if result.preset:
+                assert result.config == identity(load_config(result.preset, result.overrides)), path
 
 
 def test_the_bound_of_figure_6_needs_no_run(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_every_run_leaves_a_result_and_is_not_run_again(paper: Path, tmp_path: P
     run = load(tmp_path / "runs" / "tiny-table1-first-d-seed-1")
     assert result["metrics"] == run.folder.latest_metrics()
     assert set(result["metrics"]) == {f"spread/pixels/n30/group={group}" for group in ("mnist", "fashion-mnist")}
-    assert (result["seed"], result["rounds"], result["state"], result["device"]) == (1, 1, "finished", "CPU")
+    assert (result["seed"], result["rounds"], result["state"]) == (1, 1, "finished")
+    assert (result["device"], result["measured_on"], result["precision"]) == ("CPU", "CPU", "float32")
+    assert (result["evaluation"]["samples"], result["evaluation"]["backbone"]) == (30, "pixels")
     assert (
         result["config"]
         == json.loads(found["first-d-seed-0.json"])["config"]
@@ -189,4 +191,4 @@ def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Pat
     (result,) = Results.read(paper / "results").of(table.rows[0].identity)
     found = load(tmp_path / "runs" / task.trial.name).folder.downstream["rows"]["synthetic-only"]["global"]
     assert result.metrics["downstream/synthetic-only/global/accuracy"] == found["accuracy"] > 0.8
-    assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results((result,)), paper)
+    assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results({paper: result}), paper)

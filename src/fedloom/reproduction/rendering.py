@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean, stdev
 
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, RunFolderError
 from fedloom.reproduction.figures import figure_path
 from fedloom.reproduction.results import Result, Results
 from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
@@ -80,7 +80,7 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
         yield ""
     done = [result for line in lines for result in line.results]
     if done:
-        machines = Counter(f"{result.device}, torch {result.versions['torch']}" for result in done)
+        machines = Counter(map(_machine, done))
         yield (
             "Measured on "
             + "; ".join(f"{name} ({count} run{'s' * (count > 1)})" for name, count in machines.items())
@@ -180,13 +180,20 @@ def _sorted(lines: Sequence[Line], column: Column) -> list[Line]:
 
 
 def value_of(result: Result, pattern: str) -> float | None:
-    """The first metric whose key fits, segment by segment."""
+    """The metric whose key fits, segment by segment; all are of the same settings, so that only one may."""
     wanted = pattern.split("/")
-    for key, value in result.metrics.items():
-        segments = key.split("/")
-        if len(segments) == len(wanted) and all(map(fnmatchcase, segments, wanted)):
-            return value
-    return None
+    keys = [key for key in result.metrics if len(key.split("/")) == len(wanted)]
+    fitting = [key for key in keys if all(map(fnmatchcase, key.split("/"), wanted))]
+    if len(fitting) > 1:
+        raise RunFolderError(f"the result of {result.row}, seed {result.seed}, has several {pattern}: {fitting}")
+    return result.metrics[fitting[0]] if fitting else None
+
+
+def _machine(result: Result) -> str:
+    """Where a run was measured, and trained if that was elsewhere, and with which precision."""
+    elsewhere = result.measured_on and result.measured_on != result.device
+    place = f"{result.measured_on} (trained on {result.device})" if elsewhere else result.device
+    return ", ".join(filter(None, (place, result.precision, f"torch {result.versions['torch']}")))
 
 
 def _cells(texts: Sequence[str]) -> str:

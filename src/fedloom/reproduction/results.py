@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from fedloom.config import EvaluationConfig
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_atomically
 
@@ -26,9 +28,17 @@ class Result:
     measured: list[str]  # names of metrics
     metrics: dict[str, float]
     seconds: dict[str, float]
-    device: str
+    device: str  # of training
     engine: str
     versions: dict[str, str]
+    # What earlier versions did not write.
+    evaluation: dict[str, Any] = field(default_factory=dict)  # the settings behind all metrics
+    measured_on: str = ""  # the device, where it is known
+    precision: str = ""  # of training
+
+    def answers(self, wanted: Collection[str], evaluation: Mapping[str, Any]) -> bool:
+        """Whether nothing is left to do: a run that diverged cannot be measured."""
+        return self.state == "diverged" or (self.evaluation == evaluation and set(wanted) <= set(self.measured))
 
     def write(self, path: Path) -> None:
         """The whole file at once."""
@@ -39,32 +49,54 @@ class Result:
 
 @dataclass(frozen=True)
 class Results:
-    """All results of a paper, whichever table asked for them."""
+    """All results of a paper by their files, whichever table asked for them."""
 
-    found: tuple[Result, ...]
+    found: Mapping[Path, Result]
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        """Every result file in a paper's folder."""
-        return cls(tuple(_read(path) for path in sorted(folder.rglob("*.json"))))
+        """Every result file in a paper's folder; no run may have two of them."""
+        found: dict[Path, Result] = {}
+        files: dict[tuple[str, int], Path] = {}
+        for path in sorted(folder.rglob("*.json")):
+            result = read_result(path)
+            first = files.setdefault((result.config, result.seed), path)
+            if first != path:
+                raise RunFolderError(f"{first} and {path} are results of one run with seed {result.seed}; keep one")
+            found[path] = result
+        return cls(found)
 
     def of(self, config: str) -> list[Result]:
         """The repetitions of a run, by seed."""
-        return sorted((result for result in self.found if result.config == config), key=lambda result: result.seed)
+        alike = (result for result in self.found.values() if result.config == config)
+        return sorted(alike, key=lambda result: result.seed)
 
-    def holds(self, config: str, seed: int, measured: set[str]) -> bool:
-        """Whether a run is known in all that is asked of it."""
-        return any(result.seed == seed and measured <= set(result.measured) for result in self.of(config))
+    def file_of(self, config: str, seed: int) -> Path | None:
+        """Where a run's result lies, if there is one."""
+        return next((path for path, r in self.found.items() if (r.config, r.seed) == (config, seed)), None)
 
 
 def result_path(paper: Path, table: str, row: str, seed: int) -> Path:
-    """Where a run's result lies in the paper's folder."""
+    """Where a run's result is put in the paper's folder, if it has none yet."""
     return paper / "results" / table.partition("/")[2] / f"{row.replace('/', '-')}-seed-{seed}.json"
 
 
-def _read(path: Path) -> Result:
+def evaluation_of(settings: EvaluationConfig) -> dict[str, Any]:
+    """What of the settings decides a metric's value, beside its name."""
+    return {
+        "samples": settings.samples,
+        "backbone": settings.backbone,
+        "resolution": settings.resolution,
+        "importance_samples": settings.importance_samples,
+    }
+
+
+def read_result(path: Path) -> Result:
+    """One file."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Result(**{field.name: found[field.name] for field in fields(Result)})
+        needed = [f.name for f in fields(Result) if f.default is MISSING and f.default_factory is MISSING]
+        later = [f.name for f in fields(Result) if f.name not in needed and f.name in found]
+        return Result(**{name: found[name] for name in (*needed, *later)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} is not a result file of this version: {error!r}") from error

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import time
-import warnings
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedloom.config import EvaluationConfig
+from fedloom.config import Config, EvaluationConfig
 from fedloom.downstream.stage import downstream
 from fedloom.engines.choice import device_of
-from fedloom.errors import FedloomWarning
+from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures
-from fedloom.reproduction.results import Result, Results, result_path
+from fedloom.reproduction.results import Result, Results, evaluation_of, read_result, result_path
 from fedloom.reproduction.tables import Row, Table
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
 
 DOWNSTREAM = "downstream"  # beside the names of metrics
 FID = ("frechet", "inception-score")  # what the network of the standard FID is asked for
 INCEPTION = "inception-2015"
+MEASURED = "reproduction"  # what has been measured, in a run's environment.json
 PAUSE = 0.5  # seconds between two looks at the workers
 Observe = Callable[[Sequence[Trial]], AbstractContextManager[Observer]]
 
@@ -42,12 +44,14 @@ class Task:
     trial: Trial
     settings: EvaluationConfig
     wanted: tuple[str, ...]  # all that must have been measured
+    paper: Path
     result: Path
+    earlier: Result | None  # what is there already
 
     @property
-    def paper(self) -> Path:
-        """The paper's folder."""
-        return self.result.parents[2]
+    def evaluation(self) -> dict[str, Any]:
+        """The settings that its metrics depend on."""
+        return evaluation_of(self.settings)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def tasks_of(
 ) -> list[Task]:
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
     tasks: dict[tuple[str, int], Task] = {}
+    known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
     chosen = [(table, row, row.identity) for table in tables for row in table.chosen(rows) if row.preset]
     for seed in range(seeds):
         for table, row, known_as in chosen:
@@ -83,22 +88,37 @@ def tasks_of(
             settings = table.settings(row, config)
             key = known_as, seed
             extra = [DOWNSTREAM] * table.downstream + [f"{INCEPTION}/{name}" for name in FID if inception]
-            earlier = tasks[key].wanted if key in tasks else ()
-            wanted = tuple(dict.fromkeys([*earlier, *settings.metrics, *extra]))
-            if key in tasks:
-                tasks[key] = replace(tasks[key], wanted=wanted)
-                continue
-            # What is measured is asked for afterwards, so that it is no part of what a run folder is.
-            plain = replace(config, evaluation=EvaluationConfig(metrics=(), trackers=()))
-            name = "-".join((*table.name.split("/"), *row.id.split("/"), f"seed-{seed}"))
-            path = result_path(papers / table.paper, table.name, row.id, seed)
-            tasks[key] = Task(table.name, row, known_as, Trial(name, plain), settings, wanted, path)
-    known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
+            wanted = (*settings.metrics, *extra)
+            if key not in tasks:
+                tasks[key] = _task(table, row, known_as, config, settings, papers / table.paper, known[table.paper])
+            elif tasks[key].evaluation != evaluation_of(settings):
+                raise ConfigError(_conflict(tasks[key], table, row, settings))
+            tasks[key] = replace(tasks[key], wanted=tuple(dict.fromkeys([*tasks[key].wanted, *wanted])))
     return [
-        task
-        for (config, seed), task in tasks.items()
-        if not known[task.table.partition("/")[0]].holds(config, seed, set(task.wanted))
+        task for task in tasks.values() if not (task.earlier and task.earlier.answers(task.wanted, task.evaluation))
     ]
+
+
+def _task(
+    table: Table, row: Row, known_as: str, config: Config, settings: EvaluationConfig, paper: Path, known: Results
+) -> Task:
+    """A run under the name and in the file that it has, if another table asked for it before."""
+    found = known.file_of(known_as, config.seed)
+    path = found or result_path(paper, table.name, row.id, config.seed)
+    name = "-".join((table.paper, *path.relative_to(paper / "results").with_suffix("").parts))
+    # What is measured is asked for afterwards, so that it is no part of what a run folder is.
+    plain = replace(config, evaluation=EvaluationConfig(metrics=(), trackers=()))
+    earlier = known.found[found] if found else None
+    return Task(table.name, row, known_as, Trial(name, plain), settings, (), paper, path, earlier)
+
+
+def _conflict(task: Task, table: Table, row: Row, settings: EvaluationConfig) -> str:
+    other = evaluation_of(settings)
+    name = next(name for name, value in task.evaluation.items() if other[name] != value)
+    return (
+        f"'{task.row.id}' of {task.table} and '{row.id}' of {table.name} are one run, but evaluation.{name} is "
+        f"{task.evaluation[name]!r} in the one and {other[name]!r} in the other: make them equal"
+    )
 
 
 def carry_out(
@@ -122,9 +142,9 @@ def carry_out(
             outcomes |= _carried_out(pack, work, observe, federations)
             _picture(pack, work)
         return outcomes
-    _in_processes(assigned, work, workers, time.monotonic() + seconds)
+    failed = _in_processes(assigned, work, workers, time.monotonic() + seconds)
     _picture(tasks, work)
-    return {task.trial.name: _outcome_of(task, work) for task in tasks}
+    return {task.trial.name: _outcome_of(task, failed) for task in tasks}
 
 
 def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federations: Federations) -> dict[str, Outcome]:
@@ -141,49 +161,72 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
 def _picture(tasks: Sequence[Task], work: Work) -> None:
     for paper in {task.paper for task in tasks}:
         ended = [task for task in tasks if task.paper == paper and task.result.is_file()]
+        folders = [(task.identity, work.out / task.trial.name) for task in ended]
         # Several seeds of a run have one identity, and the first of them is shown.
-        runs = {task.identity: load(work.out / task.trial.name) for task in reversed(ended)}
-        add_to_figures(runs, paper)
+        add_to_figures({key: load(folder) for key, folder in reversed(folders) if folder.is_dir()}, paper)
 
 
 def _measured(run: Run, task: Task, work: Work, federation: Federation) -> Result:
-    """Measure what has not been, and put the run's whole story together."""
-    status, folder = run.folder.status, run.folder
-    have: list[str] = folder.environment.get("measured", [])
-    spent: float = folder.environment.get("measuring_seconds", 0.0)
-    missing = [name for name in task.wanted if name not in have] if status["state"] == "finished" else []
-    start = time.perf_counter()
-    device = device_of(task.trial.config.engine).type
+    """Measure what has not been with these settings, and put the run's whole story together."""
+    folder, device = run.folder, device_of(task.trial.config.engine)
+    kept: dict[str, Any] = folder.environment.get(MEASURED, {})
+    if kept.get("evaluation") != task.evaluation:
+        kept = {"evaluation": task.evaluation, "names": [], "metrics": {}, "seconds": 0.0, "device": ""}
+    # What another table had measured belongs to the run's only file, and must be of this very training.
+    before = [name for name in (task.earlier.measured if task.earlier else []) if work.inception or "/" not in name]
+    missing = [name for name in dict.fromkeys([*before, *task.wanted]) if name not in kept["names"]]
+    if folder.status["state"] == "finished" and missing:
+        start = time.perf_counter()
+        found = _metrics(run, task, work, federation, missing, device.type)
+        kept = {
+            "evaluation": task.evaluation,
+            "names": [*kept["names"], *missing],
+            "metrics": {**kept["metrics"], **found},
+            "seconds": kept["seconds"] + time.perf_counter() - start,
+            "device": " and ".join(dict.fromkeys(filter(None, (kept["device"], _device_name(device))))),
+        }
+        folder.note({MEASURED: kept})
+    return _result(run, task, kept)
+
+
+def _metrics(
+    run: Run, task: Task, work: Work, federation: Federation, missing: Sequence[str], device: str
+) -> dict[str, float]:
+    found: dict[str, float] = {}
     if own := tuple(name for name in missing if "/" not in name and name != DOWNSTREAM):
-        run.evaluate(settings=replace(task.settings, metrics=own), device=device, federation=federation)
+        found |= run.evaluate(settings=replace(task.settings, metrics=own), device=device, federation=federation)
     if fid := tuple(name.partition("/")[2] for name in missing if name.startswith(INCEPTION)):
         settings = replace(task.settings, metrics=fid, backbone=INCEPTION, resolution=0, weights=work.inception)
-        run.evaluate(settings=settings, device=device, federation=federation)
+        found |= run.evaluate(settings=settings, device=device, federation=federation)
     if DOWNSTREAM in missing:
         downstream(run, federation=federation)
-    folder.note({"measured": [*have, *missing], "measuring_seconds": spent + time.perf_counter() - start})
-    return _result(run, task)
+        found |= _of_heads(run.folder.downstream)
+    return found
 
 
-def _result(run: Run, task: Task) -> Result:
+def _result(run: Run, task: Task, kept: Mapping[str, Any]) -> Result:
     facts, status, rows = run.folder.environment, run.folder.status, run.metrics()
     last = rows[-1] if rows else {}
     account = {key: value for key, value in last.items() if key.startswith("privacy/")}
+    first = task.earlier
     return Result(
-        row=f"{task.table} {task.row.id}",
-        preset=task.row.preset,
-        overrides=list(task.row.overrides),
+        row=first.row if first else f"{task.table} {task.row.id}",
+        preset=first.preset if first else task.row.preset,
+        overrides=first.overrides if first else list(task.row.overrides),
         config=task.identity,
         seed=task.trial.config.seed,
         state=status["state"],
         reason=status["reason"],
         rounds=status["round"],
-        measured=facts["measured"],
-        metrics={**account, **run.folder.latest_metrics(), **_of_heads(run.folder.downstream)},
-        seconds={"training": sum(row["seconds"] for row in rows), "measuring": facts["measuring_seconds"]},
-        device=_device_name(device_of(task.trial.config.engine)),
+        measured=kept["names"],
+        metrics={**account, **kept["metrics"]},
+        seconds={"training": sum(row["seconds"] for row in rows), "measuring": kept["seconds"]},
+        device=_trained_on(facts),
         engine=facts.get("engine", ""),
         versions={"fedloom": facts["fedloom"], "python": facts["python"], **facts["packages"]},
+        evaluation=kept["evaluation"],
+        measured_on=kept["device"],
+        precision=run.folder.config.engine.precision,
     )
 
 
@@ -201,36 +244,80 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def _in_processes(packs: Sequence[Sequence[Task]], work: Work, workers: int, deadline: float) -> None:
-    """Several packs at a time, each in a process of its own: one pack alone hardly fills a GPU."""
-    context = get_context("spawn")
-    waiting, running = list(packs), list[BaseProcess]()
+def _trained_on(facts: Mapping[str, Any]) -> str:
+    """The device's name as training noted it: measuring may come later, elsewhere."""
+    if facts.get("engine_choice", {}).get("device") != "cuda":
+        return "CPU"
+    name: str = facts["engine"].partition(" on ")[2]  # "fused on NVIDIA H200, tf32, ..."
+    return name.partition(",")[0]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process with a pack of its own, which says at its end which runs have failed."""
+
+    process: BaseProcess
+    tasks: Sequence[Task]
+    report: Connection
+
+    def failed(self) -> dict[str, Outcome]:
+        """By the runs' names, at its end; where it could not say anything, all that it had failed."""
+        found: dict[str, Outcome] | None = None
+        with suppress(EOFError):
+            found = self.report.recv()
+        self.process.join()
+        dead = Outcome("failed", f"its process ended with exit code {self.process.exitcode}")
+        return {task.trial.name: dead for task in self.tasks} if found is None else found
+
+
+def _in_processes(packs: Sequence[Sequence[Task]], work: Work, workers: int, deadline: float) -> dict[str, Outcome]:
+    """Several packs at a time, each in a process of its own: one pack alone hardly fills a GPU.
+
+    Returns what has failed; what is not done at the deadline has not.
+    """
+    waiting, running = list(packs), list[Worker]()
+    failed: dict[str, Outcome] = {}
     try:
         while (waiting or running) and time.monotonic() < deadline:
-            running = [process for process in running if process.is_alive()]
             while waiting and len(running) < workers:
-                process = context.Process(target=_work, args=(waiting.pop(0), work, workers))
-                process.start()
-                running.append(process)
+                running.append(_worker(waiting.pop(0), work, workers))
             time.sleep(PAUSE)
+            for ended in [worker for worker in running if worker.report.poll()]:
+                failed |= ended.failed()
+                running.remove(ended)
     finally:
         for left in running:
-            left.terminate()
+            left.process.terminate()
         for left in running:
-            left.join()
+            left.process.join()
+    return failed
 
 
-def _work(tasks: Sequence[Task], work: Work, workers: int) -> None:
+def _worker(tasks: Sequence[Task], work: Work, workers: int) -> Worker:
+    context = get_context("spawn")
+    report, end = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(tasks, work, workers, end))
+    process.start()
+    end.close()  # so that the worker's end is the only one, and its death is heard
+    return Worker(process, tasks, report)
+
+
+def _work(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
-    for name, outcome in _carried_out(tasks, work, unobserved, Federations()).items():
-        if outcome.state == "failed":
-            warnings.warn(f"{name}: {outcome.reason} {outcome.trace}", FedloomWarning, stacklevel=1)
+    try:
+        outcomes = _carried_out(tasks, work, unobserved, Federations())
+    except FedloomError as error:
+        outcomes = {task.trial.name: Outcome("failed", str(error)) for task in tasks}
+    except Exception as error:
+        why = Outcome("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+        outcomes = {task.trial.name: why for task in tasks}
+    report.send({name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"})
 
 
-def _outcome_of(task: Task, work: Work) -> Outcome:
-    """How a run of another process stands."""
-    if task.result.is_file() or not (work.out / task.trial.name).is_dir():
-        state = "finished" if task.result.is_file() else "unfinished"
-        return Outcome(state)
-    status = load(work.out / task.trial.name).folder.status
-    return Outcome("unfinished" if status["state"] == "finished" else status["state"], status["reason"])
+def _outcome_of(task: Task, failed: Mapping[str, Outcome]) -> Outcome:
+    """How a run of another process stands; a pack may fail after some of its runs have left their results."""
+    if task.result.is_file():
+        result = read_result(task.result)
+        if result.answers(task.wanted, task.evaluation):
+            return Outcome(result.state, result.reason)
+    return failed.get(task.trial.name, Outcome("unfinished"))
