@@ -118,6 +118,13 @@ def tiny_method(federation: Federation, *overrides: str) -> Method:
     return make_method(setting_of(tiny_config(*overrides), federation))
 
 
+def test_the_refiner_learns_from_the_noise_that_it_will_meet(tiny_federation: Federation) -> None:
+    """Training and the refined pathway begin at one distance from the mean image, whatever that is set to."""
+    method = tiny_method(tiny_federation, *REFINED, "method.refiner_noise=0.25")
+    phase = next(phase for phase in method.phases if phase.name == "refiner")
+    assert phase.objective == Refinement(4, (1, 28, 28), 0.25)
+
+
 def test_each_phase_moves_its_own_blocks_alone(tiny_federation: Federation) -> None:
     method = tiny_method(tiny_federation, *REFINED)
     assert {block: rule.scope.value for block, rule in method.plan.blocks.items()} == dict.fromkeys(

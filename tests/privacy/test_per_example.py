@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,7 @@ from fedloom.privacy.per_example import (
     by_subject,
     joint_norms,
     layers_suffice,
+    require_same_alone,
     require_separate_examples,
     watched_gradients,
     whole_gradients,
@@ -278,6 +280,20 @@ def test_objectives_that_mix_examples_are_refused_by_name(mixing: str) -> None:
     }
     with pytest.raises(ConfigError, match=f"'{mixing}' mixes examples.*use group norm"):
         require_separate_examples(losses[mixing], torch.randn(4, 3), mixing, "group norm")
+
+
+@pytest.mark.parametrize(
+    "change", [0.0, 0.01, math.nan], ids=["the same alone", "another value", "a number in company alone"]
+)
+def test_objectives_whose_losses_change_with_the_company_are_refused_by_name(change: float) -> None:
+    """By labels or groups, which no gradient at the records shows."""
+    together = torch.tensor([1.0, 2.0, torch.nan])  # one that is never a number mixes nothing
+    alone = (together + torch.tensor([0.0, change, 0.0])).split(1)
+    if change == 0.0:
+        require_same_alone(together, alone, "", "")
+    else:
+        with pytest.raises(ConfigError, match=r"'counting' mixes examples.*use group norm"):
+            require_same_alone(together, alone, "counting", "group norm")
 
 
 @pytest.mark.parametrize("name", HOUSE)

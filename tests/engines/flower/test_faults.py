@@ -501,6 +501,29 @@ def test_what_is_only_counted_is_counted(tmp_path: Path) -> None:
     assert 1 < account.spent < 8  # planned for a filter of 8, counted by a sharper accountant
 
 
+@pytest.mark.parametrize(("unit", "other"), [("record", "subject"), ("subject", "record")])
+def test_a_silos_ledger_keeps_to_the_unit_that_it_was_first_charged_for(
+    tmp_path: Path, unit: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each record is of a person of its own, so that the two units differ in nothing but their name."""
+
+    def counted_by(name: str) -> Config:
+        return tiny_config("method.name=fedvae", "engine.name=reference", *DP, "rounds=1", f"privacy.unit={name}")
+
+    everybody = federation_for(counted_by(unit))
+    silos = (replace(s, train=replace(s.train, subject=torch.arange(len(s)))) for s in everybody.silos)
+    deployment = Deployment(tmp_path, counted_by(unit), replace(everybody, silos=tuple(silos)))
+    deployment.run()
+    (account,) = read_accounts(deployment.home(1) / "ledger.sqlite")
+    assert account.budget.unit == unit
+    deployment.config = counted_by(other)
+    with pytest.raises(ShortRoundError):
+        deployment.run("another", "run-2")
+    assert sorted(silo for _, silo in deployment.told("refused")) == sorted(NAMES)
+    assert f"keeps account of each {unit} of silo '{BAD}', but privacy.unit = '{other}' is asked for" in caplog.text
+    assert charges(deployment) == 1
+
+
 def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
     deployment, task = first_task(tmp_path, lambda *_: SECURE)
     first = deployment.service(1).answer(task)
