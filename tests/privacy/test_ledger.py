@@ -192,12 +192,47 @@ def test_a_ledger_that_did_not_note_the_unit_is_read_and_charged_no_more(ledger:
     with contextlib.closing(sqlite3.connect(ledger.path)) as older:
         older.execute("ALTER TABLE silos DROP COLUMN unit")
         older.execute("PRAGMA user_version = 1")
+    before = ledger.path.read_bytes()
     for _ in range(2):
         (account,) = read_accounts(ledger.path)
         assert account.budget == replace(BUDGET, unit="unknown")
         assert account.spent == BUDGET.spent([EVENT])
+    assert ledger.path.read_bytes() == before, "whoever reads changes nothing"
     with pytest.raises(GrantError, match=r"begun by an older version, .* records or of subjects of silo 'north'"):
         Ledger(ledger.path).enrol("north", "digest", BUDGET)
+
+
+def test_whoever_reads_neither_makes_nor_fills_a_ledger(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="cannot use the ledger"):
+        Ledger(tmp_path / "nowhere", read_only=True)
+    (tmp_path / "empty #?%41").touch()  # signs that mean something in an address
+    with pytest.raises(RunFolderError, match="is not a ledger"):
+        read_accounts(tmp_path / "empty #?%41")
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("empty #?%41", 0)]
+
+
+def test_whoever_reads_cannot_charge(ledger: Ledger) -> None:
+    reader = Ledger(ledger.path, read_only=True)
+    with pytest.raises(RunFolderError, match="readonly"):
+        reader.charge("run", "north", 1, "training", EVENT, content=None)
+    ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    assert reader.events("north") == [EVENT]
+
+
+def test_a_charge_that_was_cut_off_is_said_to_be_and_read_once_it_is_ended(ledger: Ledger, tmp_path: Path) -> None:
+    """The copy is what a crash between writing pages and committing leaves: pages of the new charge, and a journal."""
+    ledger.close()
+    writer = sqlite3.connect(ledger.path, isolation_level=None)
+    writer.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("INSERT INTO silos VALUES ('south', ?, 1, 1e-5, 'pld', 'record')", ("x" * 100_000,))
+    for name in ("ledger.sqlite", "ledger.sqlite-journal"):
+        shutil.copy(tmp_path / name, tmp_path / f"cut-{name}")
+    writer.close()
+    with pytest.raises(RunFolderError, match=r"the last charge to the ledger .*cut-ledger.sqlite was cut off"):
+        read_accounts(tmp_path / "cut-ledger.sqlite")
+    Ledger(tmp_path / "cut-ledger.sqlite").close()
+    assert [account.silo for account in read_accounts(tmp_path / "cut-ledger.sqlite")] == ["north"]
 
 
 def test_files_that_are_no_ledgers_are_refused(tmp_path: Path) -> None:

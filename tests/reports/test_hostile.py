@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from fedloom.privacy.accounting import Budget
+from fedloom.privacy.ledger import Ledger
 from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.runs.files import digest
 from html_pages import Page
@@ -61,6 +65,16 @@ def sample_names(folder: Path) -> None:
     grid = folder / "samples" / "round-0002" / "mnist.png"
     shutil.copy(grid, grid.with_name(f"{FILE_NAME}.png"))
     grid.with_name(f"broken {FILE_NAME}.png").write_bytes(b"nothing")
+
+
+def ledger_of_nonsense(folder: Path) -> None:
+    replace_in(folder, "run.toml", 'mechanism = "none"', 'mechanism = "dp-sgd"')
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.enrol("mnist-0", "digest", Budget(8.0, 1e-5))
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(ledger.path)) as charged:
+        charged.execute("INSERT INTO charges VALUES (1, 'run', 'mnist-0', 1, 'update', 0, '7', NULL)")
+        charged.commit()
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -155,6 +169,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "audit.json").write_text("{"),
         "audit.json cannot be read (JSONDecodeError)",
     ),
+    "a ledger of nonsense": (ledger_of_nonsense, "ledger.sqlite cannot be read (TypeError)"),
     "broken lines": (lambda folder: append(folder, "metrics.jsonl", '{"round": 3, "tr'), "no DP guarantee"),
     "a log in another encoding": (
         lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff\xfe\x00"),

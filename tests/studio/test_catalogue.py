@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from fedloom.privacy.ledger import Ledger
 from fedloom.studio import catalogue
 from fedloom.studio.catalogue import Catalogue
 from html_pages import Page
@@ -127,6 +130,30 @@ def test_what_trackers_link_beside_a_run_does_no_harm(root: Path, ask: Ask, keys
     (root / "four" / "wandb" / "latest-run").symlink_to("run-1")
     (root / "four" / "latest").symlink_to(root / "four" / "wandb")
     assert ask(root).get(f"/runs/{keys['four']}").status_code == 200
+
+
+def old_ledger(path: Path) -> None:
+    """As the first version wrote it."""
+    Ledger(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as older:
+        older.execute("ALTER TABLE silos DROP COLUMN unit")
+        older.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize("make_ledger", [Path.touch, old_ledger], ids=["empty", "of an older version"])
+def test_looking_changes_no_file(
+    root: Path, ask: Ask, keys: dict[str, str], make_ledger: Callable[[Path], object]
+) -> None:
+    toml = root / "four" / "run.toml"
+    toml.write_text(toml.read_text().replace('mechanism = "none"', 'mechanism = "dp-sgd"'))
+    make_ledger(root / "four" / "ledger.sqlite")
+    client, files = ask(root), [path for path in root.rglob("*") if path.is_file()]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    key, chosen = keys["four"], f"run={keys['four']}&run={keys['sweep/two']}"
+    for address in ("/", f"/runs/{key}", f"/runs/{key}/explore", f"/runs/{key}/2/sample?draw=1", f"/compare?{chosen}"):
+        assert client.get(address).status_code == 200, address
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    assert after == before
 
 
 def test_a_log_beyond_all_measure_is_not_read(root: Path, ask: Ask, keys: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ APPLICATION, SCHEMA = 0x666C6564, 2  # "fled"
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
 UPDATE, PRETRAINING = "update", "pretraining"
 WAIT = 60.0  # seconds that a process waits for another's charge
+GLANCE = 5.0  # seconds that one waits who only reads
 
 _TABLES = (
     "CREATE TABLE silos (silo TEXT PRIMARY KEY, data TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,"
@@ -112,30 +113,44 @@ class Account:
 
 
 class Ledger:
-    """The ledger at a path, made if it is not there; several processes may hold it at once."""
+    """The ledger at a path, made if it is not there; several processes may hold it at once.
 
-    def __init__(self, path: Path) -> None:
+    To read alone changes nothing: no file is made, and one of an older version stays as it is.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._tightened: dict[str, Budget] = {}
         with self._explained():
-            self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-            # One file that is whole after every commit: no log beside it that a copy could leave behind.
-            self._connection.execute("PRAGMA journal_mode = DELETE")
-            self._connection.execute("PRAGMA synchronous = EXTRA")
-            with self._transaction():
-                if not self._value("SELECT count(*) FROM sqlite_master"):
-                    for statement in (
-                        f"PRAGMA application_id = {APPLICATION}",
-                        f"PRAGMA user_version = {SCHEMA}",
-                        *_TABLES,
-                    ):
-                        self._connection.execute(statement)
-                elif self._version == (APPLICATION, 1):
-                    for statement in _MIGRATION:
-                        self._connection.execute(statement)
-        if self._version != (APPLICATION, SCHEMA):
+            if read_only:
+                address = f"{path.absolute().as_uri()}?mode=ro"
+                self._connection = sqlite3.connect(address, uri=True, timeout=GLANCE, isolation_level=None)
+            else:
+                self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
+                self._prepare()
+        readable = {(APPLICATION, SCHEMA): "unit", **({(APPLICATION, 1): "'unknown'"} if read_only else {})}
+        version = self._version
+        if version not in readable:
             self.close()
             raise RunFolderError(f"{path} is not a ledger that this version of fedloom can read")
+        self._unit = readable[version]  # where it stands which unit a silo's charges protect
+
+    def _prepare(self) -> None:
+        """Make the tables, or bring those of an older version up to date."""
+        # One file that is whole after every commit: no log beside it that a copy could leave behind.
+        self._connection.execute("PRAGMA journal_mode = DELETE")
+        self._connection.execute("PRAGMA synchronous = EXTRA")
+        with self._transaction():
+            if not self._value("SELECT count(*) FROM sqlite_master"):
+                for statement in (
+                    f"PRAGMA application_id = {APPLICATION}",
+                    f"PRAGMA user_version = {SCHEMA}",
+                    *_TABLES,
+                ):
+                    self._connection.execute(statement)
+            elif self._version == (APPLICATION, 1):
+                for statement in _MIGRATION:
+                    self._connection.execute(statement)
 
     @property
     def _version(self) -> tuple[int, int]:
@@ -314,7 +329,7 @@ class Ledger:
         )
 
     def _account_of(self, silo: str) -> tuple[str, Budget] | None:
-        rows = self._rows("SELECT data, epsilon, delta, accountant, unit FROM silos WHERE silo = ?", silo)
+        rows = self._rows(f"SELECT data, epsilon, delta, accountant, {self._unit} FROM silos WHERE silo = ?", silo)
         return (rows[0][0], Budget(*rows[0][1:])) if rows else None
 
     def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
@@ -340,6 +355,10 @@ class Ledger:
         try:
             yield
         except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise RunFolderError(
+                    f"the last charge to the ledger {self.path} was cut off; going on with the run ends it"
+                ) from error
             raise RunFolderError(f"cannot use the ledger {self.path}: {error}") from error
 
 
@@ -355,7 +374,7 @@ def read_accounts(path: Path) -> list[Account]:
     """What ``fedloom ledger PATH`` shows."""
     if not path.is_file():
         raise RunFolderError(f"there is no ledger at {path}")
-    ledger = Ledger(path)
+    ledger = Ledger(path, read_only=True)
     try:
         return ledger.accounts()
     finally:

@@ -92,7 +92,7 @@ def _trust(settings: PrivacyConfig, silos: int) -> str:
 
 def _read(path: Path) -> tuple[tuple[Account, ...], str]:
     """The accounts, and why no epsilon holds, if so."""
-    ledger = Ledger(path)
+    ledger = Ledger(path, read_only=True)
     try:
         accounts = tuple(ledger.accounts())
         events = (event for account in accounts for event in ledger.events(account.silo))

@@ -196,7 +196,9 @@ def _privacy(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
         return summarise(settings, folder.ledger).to_mapping()
     except FedloomError as error:
         problems.append(str(error))
-        return {"guarantee": "no DP guarantee: the ledger cannot be read"}
+    except Exception as error:  # a stranger's ledger may hold anything where events and budgets stand
+        problems.append(f"{folder.ledger.name} cannot be read ({type(error).__name__})")
+    return {"guarantee": "no DP guarantee: the ledger cannot be read"}
 
 
 def _method(subject: Subject) -> Method | None:
