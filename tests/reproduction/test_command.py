@@ -32,6 +32,14 @@ def test_a_table_is_run_written_and_not_run_again(paper: Path) -> None:
     assert (paper / "README.md").read_text() == text
 
 
+def test_a_worker_that_fails_is_told_and_ends_with_1(paper: Path) -> None:
+    (paper.parents[1] / "runs").write_text("in the way")
+    arguments = ("tiny/table1", "--rows", "first/d", "--seeds", "1", "--set", "engine.name=reference")
+    result = invoke(paper, *arguments, "--workers", "2")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "1 run: 1 failed")
+    assert "tiny-table1-first-d-seed-0: cannot write" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedloom.config import load_config
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, RunFolderError
 from fedloom.privacy.lipschitz import latent_radius
 from fedloom.reproduction.bounds import write_bounds
 from fedloom.reproduction.rendering import marks, page_of, render, render_pages
@@ -81,6 +81,22 @@ def test_a_run_that_diverged_is_no_number(paper: Path) -> None:
     assert "| +D again | diverges | 0.4500 ± 0.0707 (1 of 3 diverged) | 3 |" in rendered(paper)
     found = set(numbers_in(body_of("tiny/table1", paper)))
     assert found <= numbers_that_results_give(load_table("tiny/table1"), paper)
+
+
+def test_where_a_run_was_trained_and_measured_is_told(paper: Path) -> None:
+    put(paper, "first/d", 0, 0.1, device="NVIDIA H200", measured_on="NVIDIA H200", precision="tf32")
+    put(paper, "first/d", 1, 0.1, device="NVIDIA H200", measured_on="CPU", precision="tf32")
+    told = "NVIDIA H200, tf32, torch 2 (1 run); CPU (trained on NVIDIA H200), tf32, torch 2 (1 run)"
+    assert f"Measured on {told}." in rendered(paper)
+
+
+def test_a_metric_that_is_there_twice_is_refused(paper: Path) -> None:
+    twice = {"spread/pixels/n30/group=mnist": 0.1, "spread/pixels/n60/group=mnist": 0.2}
+    put(paper, "first/d", 0, 0.1, metrics=twice)
+    with pytest.raises(RunFolderError) as caught:
+        rendered(paper)
+    told = f"the result of first/d, seed 0, has several spread/pixels/n*/group=mnist: {list(twice)}"
+    assert str(caught.value) == told
 
 
 def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +17,12 @@ from PIL import Image
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
+from fedloom.reproduction import running
 from fedloom.reproduction.figures import figure_path
 from fedloom.reproduction.rendering import render, render_pages
-from fedloom.reproduction.results import Results
+from fedloom.reproduction.results import Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
-from fedloom.reproduction.tables import identity, load_table
+from fedloom.reproduction.tables import identity, load_table, table_names
 from labelled_vectors import vectors
 
 MORE = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
@@ -75,6 +82,105 @@ def test_what_more_is_asked_of_a_run_is_measured_without_training_it_again(
     assert after["measured"] == ["spread", "frechet"]
 
 
+def second_table(tmp_path: Path, *changes: tuple[str, str]) -> None:
+    """Another table of the same rows."""
+    text = (tmp_path / "tables" / "tiny" / "table1.toml").read_text()
+    for before, after in changes:
+        text = text.replace(before, after)
+    (tmp_path / "tables" / "tiny" / "table2.toml").write_text(text)
+
+
+def test_a_run_that_two_tables_share_keeps_its_one_file(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    before = json.loads(written(paper)["first-d-seed-0.json"])
+    second_table(tmp_path, ('["spread"]', '["manifold"]'), ('"first/', '"one/'), ('"second/', '"two/'))
+    table = load_table("tiny/table2")
+    (task,) = tasks_of([table], paper.parent, rows=["one/d"], seeds=1, more=MORE)
+    assert (task.trial.name, task.result.name) == ("tiny-table1-first-d-seed-0", "first-d-seed-0.json")
+    assert task.wanted == ("manifold",)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedloom.experiment.make_engine", lambda *_: pytest.fail("trained again"))
+        carry_out([task], Work(tmp_path / "runs"))
+    (after,) = Results.read(paper / "results").of(table.rows[1].identity)
+    assert (after.row, after.measured) == ("tiny/table1 first/d", ["spread", "manifold"])
+    assert before["metrics"].items() < after.metrics.items()
+    # Without the run's folder it is trained again, and all of the file is of that training.
+    task.result.write_text(json.dumps({**before, "metrics": {"spread/pixels/n30/group=mnist": -1.0}}))
+    (task,) = tasks_of([table], paper.parent, rows=["one/d"], seeds=1, more=MORE)
+    carry_out([task], Work(tmp_path / "elsewhere"))
+    assert read_result(task.result).metrics == after.metrics
+    assert len(Results.read(paper / "results").found) == 1
+
+
+def test_two_results_of_one_run_are_refused(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    first = paper / "results" / "table1" / "first-d-seed-0.json"
+    second = paper / "results" / "table2" / "d-seed-0.json"
+    second.parent.mkdir()
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(RunFolderError) as caught:
+        Results.read(paper / "results")
+    assert str(caught.value) == f"{first} and {second} are results of one run with seed 0; keep one"
+
+
+def test_what_was_measured_with_other_settings_is_measured_again(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace("samples = 30", "samples = 20"))
+    (again,) = tasks(paper, rows=("first/d",))
+    carry_out([again], Work(tmp_path / "runs"))
+    result = read_result(again.result)
+    assert set(result.metrics) == {f"spread/pixels/n20/group={group}" for group in ("mnist", "fashion-mnist")}
+    assert (result.measured, result.evaluation["samples"]) == (["spread"], 20)
+    assert tasks(paper, rows=("first/d",)) == []
+
+
+def test_a_result_of_an_earlier_version_is_read_and_measured_anew(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    path = paper / "results" / "table1" / "first-d-seed-0.json"
+    now = json.loads(path.read_text())
+    path.write_text(json.dumps({key: now[key] for key in now if key not in ("evaluation", "measured_on", "precision")}))
+    assert (read_result(path).evaluation, read_result(path).metrics) == ({}, now["metrics"])
+    assert [task.result for task in tasks(paper, rows=("first/d",))] == [path]
+
+
+def test_tables_that_measure_a_shared_run_differently_are_refused(paper: Path, tmp_path: Path) -> None:
+    second_table(tmp_path, ("samples = 30", "samples = 40"))
+    with pytest.raises(ConfigError) as caught:
+        tasks_of([load_table("tiny/table1"), load_table("tiny/table2")], paper.parent, seeds=1)
+    assert str(caught.value) == (
+        "'first/fedvae' of tiny/table1 and 'first/fedvae' of tiny/table2 are one run, but evaluation.samples is "
+        "30 in the one and 40 in the other: make them equal"
+    )
+
+
+@pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in table_names()}))
+def test_the_tables_of_a_paper_agree_on_how_shared_runs_are_measured(name: str, tmp_path: Path) -> None:
+    alike = [load_table(table) for table in table_names() if table.startswith(f"{name}/")]
+    assert tasks_of(alike, tmp_path, seeds=1)
+
+
+def test_a_run_that_diverged_is_not_run_again(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    path = paper / "results" / "table1" / "first-d-seed-0.json"
+    replace(read_result(path), state="diverged", measured=[], metrics={}).write(path)
+    assert tasks(paper, rows=("first/d",)) == []
+
+
+def test_the_device_of_training_stays_when_it_is_measured_elsewhere(paper: Path, tmp_path: Path) -> None:
+    (task,) = tasks(paper, rows=("first/d",))
+    carry_out([task], Work(tmp_path / "runs"))
+    folder = load(tmp_path / "runs" / task.trial.name).folder
+    trained = {"engine": "fused on NVIDIA H200, tf32, 1 stack of up to 128 silos", "engine_choice": {"device": "cuda"}}
+    folder.note(trained)
+    task.result.unlink()
+    carry_out([task], Work(tmp_path / "runs"))
+    result = read_result(task.result)
+    assert (result.device, result.measured_on) == ("NVIDIA H200", "CPU")
+
+
 def test_the_network_of_the_standard_fid_is_one_setting_away(
     paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +212,57 @@ def test_processes_write_the_same_results(paper: Path, tmp_path: Path) -> None:
     assert carry_out(asked, Work(tmp_path / "late"), workers=2, seconds=0.0)[asked[0].trial.name].state == "unfinished"
     carry_out(asked, Work(tmp_path / "runs"), workers=2)
     assert json.loads(written(paper)["first-d-seed-0.json"])["metrics"] == alone
+
+
+def linger(*_: object) -> None:
+    """A worker that takes longer than it has."""
+    time.sleep(20)
+
+
+def die(*_: object) -> None:
+    """A worker that is killed, as for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -> None:
+    """A worker whose work goes wrong."""
+    running.train_pack = lambda *_: 1 / 0
+    work_of_a_worker(tasks, work, workers, report)
+
+
+work_of_a_worker = running._work
+
+
+def test_a_worker_is_stopped_at_the_deadline(paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SpawnProcess] = []
+    start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda process: (started.append(process), start(process)))
+    monkeypatch.setattr(running, "_work", linger)
+    (task,) = tasks(paper, rows=("first/d",))
+    outcomes = carry_out([task], Work(tmp_path / "runs"), seconds=0.01)
+    assert [process.exitcode for process in started] == [-signal.SIGTERM]
+    assert outcomes[task.trial.name].state == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [(die, "its process ended with exit code -9"), (fail, "ZeroDivisionError: division by zero")],
+)
+def test_a_worker_that_crashes_has_failed(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: object, reason: str
+) -> None:
+    monkeypatch.setattr(running, "_work", work)
+    (task,) = tasks(paper, rows=("first/d",))
+    outcome = carry_out([task], Work(tmp_path / "runs"), workers=2)[task.trial.name]
+    assert (outcome.state, outcome.reason) == ("failed", reason)
+
+
+def test_a_result_whose_run_folder_is_gone_has_no_picture(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace('["spread"]', '["spread", "domain"]'))
+    (more,) = tasks(paper, rows=("first/d",))
+    assert carry_out([more], Work(tmp_path / "new"), seconds=0.0)[more.trial.name].state == "unfinished"
 
 
 def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Path) -> None:
