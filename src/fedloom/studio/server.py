@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import secrets
 import socket
@@ -14,6 +15,7 @@ from types import FrameType
 
 import torch
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fedloom.errors import ConfigError
 from fedloom.studio.app import make_app
@@ -22,6 +24,7 @@ from fedloom.studio.studio import Studio
 
 SHORTEST_TOKEN = 16
 MOST_CONNECTIONS = 128
+REQUEST_TIME = 10.0  # seconds within which a connection must have sent a whole request
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,26 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Connection(H11Protocol):
+    """Ends when nothing whole is asked for: silent connections would keep everybody else out, token or not."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to count."""
+        super().connection_made(transport)
+        self._wait(None)
+
+    def _wait(self, answered: RequestResponseCycle | None) -> None:
+        self.loop.call_later(REQUEST_TIME, self._check, answered)
+
+    def _check(self, answered: RequestResponseCycle | None) -> None:
+        """Close, if the last request is answered and has been the last for all this time."""
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.cycle is answered:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._wait(self.cycle)
+
+
 class Server(uvicorn.Server):
     """Ends streams that would never end by themselves."""
 
@@ -89,7 +112,7 @@ def server_of(studio: Studio, door: Door) -> Server:
     """A server that knows its limits."""
     config = uvicorn.Config(
         make_app(studio, door),
-        http="h11",
+        http=Connection,
         ws="none",
         log_level="error",
         server_header=False,

@@ -1,0 +1,55 @@
+"""A studio that answers over a real connection, in a thread of the test's own process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.studio.server import Place, Server, server_of
+from fedloom.studio.studio import Studio
+
+
+@dataclass(frozen=True)
+class Running:
+    """A studio that answers."""
+
+    root: Path
+    address: str
+    port: int
+    server: Server
+
+    def key(self, name: str) -> str:
+        """Of a run, by its name."""
+        entries = self.server.studio.catalogue.entries().values()
+        return next(entry.key for entry in entries if entry.name == name)
+
+
+@contextmanager
+def serving(root: Path, token: str = "") -> Iterator[Running]:
+    """A studio in a thread of this process."""
+    place = Place.of("127.0.0.1", 0, token)
+    server = server_of(Studio.over(root, root.parent / "papers"), place.door)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield Running(root, place.address, place.listener.getsockname()[1], server)
+    finally:
+        server.handle_exit(2, None)
+        thread.join(timeout=10)
+        place.listener.close()
+    assert not thread.is_alive(), "streams that are open must not keep the studio from ending"
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What the condition gives once it is true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it has not come true in time"
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,70 @@
+"""Connections that ask for nothing do not keep others out."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedloom.studio import server
+from studio.serving import Running, serving
+
+TOKEN = "a-token-that-is-long-enough"
+WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+STREAM = b"GET /events HTTP/1.1\r\nHost: localhost\r\n" + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+PATIENCE = 0.3  # seconds
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(server, "REQUEST_TIME", PATIENCE)
+    with serving(tmp_path, TOKEN) as running:
+        yield running
+
+
+def answers(connection: socket.socket) -> bytes:
+    """All that comes until the other side closes; a time-out where it does not."""
+    found = b""
+    while more := connection.recv(65_536):
+        found += more
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [(b"", 0), (b"G", 0), (WHOLE, 0), (WHOLE + b"\r\n" + WHOLE, 1), (WHOLE + b"Content-Length: 9\r\n\r\n", 1)],
+    ids=["nothing", "a letter", "half of the headers", "half of a second request", "a body that never comes"],
+)
+def test_a_connection_that_asks_for_nothing_whole_is_closed(impatient: Running, sent: bytes, answered: int) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port), timeout=4) as connection:
+        connection.sendall(sent)
+        assert answers(connection).count(b"HTTP/1.1 ") == answered
+
+
+def test_one_that_is_being_answered_stays(impatient: Running) -> None:
+    with socket.create_connection(("127.0.0.1", impatient.port), timeout=4) as connection:
+        connection.sendall(STREAM)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+        time.sleep(3 * PATIENCE)
+        assert impatient.server.studio.watch.watchers == 1
+
+
+def test_silent_connections_keep_nobody_out_for_long(impatient: Running) -> None:
+    silent = [socket.create_connection(("127.0.0.1", impatient.port)) for _ in range(server.MOST_CONNECTIONS)]
+
+    def status() -> bytes:
+        with socket.create_connection(("127.0.0.1", impatient.port), timeout=4) as connection:
+            connection.sendall(WHOLE + b"Connection: close\r\n\r\n")
+            return answers(connection)[9:12]
+
+    try:
+        end = time.monotonic() + 5
+        while (found := status()) == b"503":
+            assert time.monotonic() < end, "they are still there"
+        assert found == b"401"
+    finally:
+        for connection in silent:
+            connection.close()
