@@ -201,7 +201,10 @@ def test_two_dimensions_are_walked_as_they_are(client: TestClient, keys: dict[st
         ("2/between?first=1&last=2&share=2", 400, "share: Input should be less than or equal to 1"),
         ("2/sample?draw=1&group=x", 400, "unknown group 'x' (allowed: fashion-mnist, mnist)"),
         ("2/sample?draw=1&group=" + "x" * 201, 400, "group: String should have at most 200 characters"),
-        ("9/sample?draw=1", 400, "has no checkpoint of round 9 (there: 1, 2)"),
+        *(
+            (f"{number}/sample?draw=1", 404, f"run 'four' has no checkpoint of round {number}")
+            for number in ("9", "0", "-1", "9" * 300)
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_one_sentence(

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from fedloom.errors import ConfigError
+from fedloom.studio import pages
 from fedloom.studio.gate import HEADERS, LONGEST_ADDRESS, Door
 from fedloom.studio.server import Place
 from studio.conftest import Ask
@@ -67,6 +68,11 @@ def test_the_host_must_be_this_machine(client: TestClient, host: str, status: in
     assert client.get("/", headers={"Host": host}).status_code == status
 
 
+@pytest.mark.parametrize("hosts", [("localhost", "evil.example"), ("evil.example", "localhost"), ("localhost",) * 2])
+def test_two_hosts_are_none(client: TestClient, hosts: tuple[str, str]) -> None:
+    assert client.get("/", headers=[("Host", host) for host in hosts]).status_code == 421
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -96,6 +102,20 @@ def test_every_answer_is_locked_down(client: TestClient, path: str) -> None:
     assert "unsafe" not in policy
     assert headers["Cache-Control"] == "no-store"
     assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("accept", ["text/html", "*/*"])
+def test_an_answer_to_a_fault_is_locked_down_too(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, accept: str
+) -> None:
+    monkeypatch.setattr(pages, "papers_page", lambda: 1 / 0)
+    quiet = TestClient(client.app, base_url="http://localhost:8260", raise_server_exceptions=False)
+    answer = quiet.get("/papers", headers={"Accept": accept})
+    assert answer.status_code == 500
+    assert "the studio failed at this; its terminal says how" in answer.text
+    assert "ZeroDivisionError" not in answer.text
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert answer.headers["Cache-Control"] == "no-store"
 
 
 def test_nothing_is_shown_without_the_token(ask: Ask, trained: Path) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,25 @@ def test_few_stories_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "a", "c", "a", "b"):
         assert shelf.get(name, 1, lambda name=name: made.append(name) or name) == name
     assert made == ["a", "b", "c", "b"]
+    assert not shelf._making, "a lock goes with the last who holds it"
+
+
+def test_what_several_ask_for_at_a_time_is_made_once() -> None:
+    shelf, made, begun, go_on = studio.Shelf(), [], threading.Event(), threading.Event()
+
+    def make() -> str:
+        made.append("a")
+        begun.set()
+        assert go_on.wait(10)
+        return "a"
+
+    with ThreadPoolExecutor(2) as crowd:
+        first = crowd.submit(shelf.get, "a", 1, make)
+        assert begun.wait(10)
+        second = crowd.submit(shelf.get, "a", 1, make)
+        go_on.set()
+        assert (first.result(10), second.result(10), made) == ("a", "a", ["a"])
+    assert not shelf._making
 
 
 def test_the_stream_tells_of_every_run(client: TestClient, trained: Path, keys: dict[str, str]) -> None:
@@ -214,7 +235,10 @@ def test_the_stream_tells_of_every_run(client: TestClient, trained: Path, keys: 
     assert {one["state"] for one in found} == {"finished"}
 
 
-def test_too_many_watchers_are_turned_away(ask: Ask, trained: Path) -> None:
-    client = ask(trained)
-    client.app.state.studio.watch.watchers = 32  # type: ignore[attr-defined]
-    assert client.get("/events").status_code == 503
+@pytest.mark.parametrize(("watchers", "keys", "status"), [(31, 8, 200), (32, 0, 503), (0, 9, 503)])
+def test_too_many_watchers_are_turned_away(trained: Path, watchers: int, keys: int, status: int) -> None:
+    """Asked for without a connection: a stream that is let in by mistake would never end."""
+    found = studio.Studio.over(trained, trained)
+    found.watch.watchers = watchers
+    answer = asyncio.run(app.events(found, [str(number) for number in range(keys)]))
+    assert answer.status_code == status

@@ -23,7 +23,7 @@ from fedloom.runs.images import grid_of
 from fedloom.studio import pages
 from fedloom.studio.catalogue import NotServedError
 from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
-from fedloom.studio.gate import Door, Gate
+from fedloom.studio.gate import Door, Gate, lock
 from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.studio import Studio
 from fedloom.studio.watch import MOST_WATCHERS, Watch
@@ -88,6 +88,7 @@ def make_app(studio: Studio, door: Door) -> FastAPI:
     app.add_exception_handler(FedloomError, _mistake)
     app.add_exception_handler(RequestValidationError, _mistake)
     app.add_exception_handler(HTTPException, _mistake)
+    app.add_exception_handler(Exception, _fault)
     app.add_middleware(Gate, door=door)
     return app
 
@@ -102,6 +103,17 @@ def _mistake(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         sentence = f"{first['loc'][-1]}: {first['msg']}"
+    return _sentence(request, sentence, status)
+
+
+def _fault(request: Request, _: Exception) -> Response:
+    """Of the studio's own, which its terminal shows; this answer does not pass the gate."""
+    answer = _sentence(request, "the studio failed at this; its terminal says how", 500)
+    lock(answer.headers)
+    return answer
+
+
+def _sentence(request: Request, sentence: str, status: int) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         return _html(pages.error_page(sentence), status)
     return PlainTextResponse(sentence.encode("utf-8", errors="replace"), status)

@@ -33,6 +33,12 @@ HEADERS = {
 }
 
 
+def lock(headers: MutableHeaders) -> None:
+    """What every answer says to a browser."""
+    headers.update(HEADERS)
+    headers.setdefault("Cache-Control", "no-store")
+
+
 @dataclass(frozen=True)
 class Door:
     """For whom the door opens: names and addresses of this machine, and the token, if one is asked for."""
@@ -136,9 +142,7 @@ class Gate:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
+                lock(MutableHeaders(scope=message))
             await send(message)
 
         await self._answer(scope)(scope, receive, guarded)

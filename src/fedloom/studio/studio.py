@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from fedloom.reports.facts import facts_of, subject_of
 from fedloom.reports.findings import findings
 from fedloom.reports.parts import Story
 from fedloom.reports.pictures import Samples, grids_of, sample_files
-from fedloom.runs.checkpoint import folder_of
+from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.studio.catalogue import Catalogue, Entry, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
@@ -31,13 +32,13 @@ class Shelf:
     """What was made last, for those who ask again; made once, however many ask at a time."""
 
     _made: OrderedDict[str, tuple[Hashable, Any]] = field(default_factory=OrderedDict)
-    _making: dict[str, threading.Lock] = field(default_factory=dict)
+    _making: weakref.WeakValueDictionary[str, threading.Lock] = field(default_factory=weakref.WeakValueDictionary)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, name: str, version: Hashable, make: Callable[[], Made]) -> Made:
         """What stands under a name, if it is of this version; else it is made."""
         with self._lock:
-            making = self._making.setdefault(name, threading.Lock())
+            making = self._making.setdefault(name, threading.Lock())  # gone with the last who holds it
         with making:
             with self._lock:
                 found = self._made.get(name)
@@ -100,6 +101,8 @@ class Studio:
         entry = self.catalogue.entry(key)
         run = load(entry.path)
         wanted = run.folder.rounds_done if round_number is None else round_number
+        if round_number is not None and round_number not in checkpoint_rounds(entry.path):
+            raise NotServedError(f"run '{entry.name}' has no checkpoint of round {round_number}")
 
         def make() -> Explorer:
             check(entry)
