@@ -85,6 +85,14 @@ def test_a_page_of_a_run_has_all_that_the_report_tells(client: TestClient, keys:
     assert len([svg for svg in page.all("svg") if svg.get("class") == "sharing"]) == 1
 
 
+def test_what_a_run_is_doing_stands_once_on_its_page(client: TestClient, keys: dict[str, str]) -> None:
+    whole = client.get(f"/runs/{keys['four']}").text
+    cards = re.findall(r"<div><b>[^<]*</b><span>([^<]*)</span></div>", whole)
+    assert cards == ["silos", "groups", "left the silos", "privacy"]
+    heading = whole.partition('<section id="samples">')[0]
+    assert (heading.count("2 of 2<"), heading.count("finished<")) == (1, 1)
+
+
 def test_the_body_is_the_same_without_its_frame(client: TestClient, keys: dict[str, str]) -> None:
     whole, body = (client.get(f"/runs/{keys['four']}{part}").text for part in ("", "/body"))
     assert body in whole

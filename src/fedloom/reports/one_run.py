@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import tomli_w
 
@@ -67,8 +67,8 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     return found
 
 
-def run_heading(story: Story) -> str:
-    """The run at a glance, and its warnings."""
+def run_heading(story: Story, without: Collection[str] = ()) -> str:
+    """The run at a glance, except for what a page says elsewhere or cannot know, and its warnings."""
     facts = story.facts
     records = [silo.records for silo in facts.silos if silo.records is not None]
     names = ", ".join(facts.groups)
@@ -81,7 +81,11 @@ def run_heading(story: Story) -> str:
         "left the silos": size(sum(silo.bytes for silo in facts.silos)),
         "privacy": facts.guarantee.partition(" for each ")[0] or "unknown",
     }
-    boxes = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards.items())
+    boxes = "".join(
+        f"<div><b>{text(value)}</b><span>{text(name)}</span></div>"
+        for name, value in cards.items()
+        if name not in without
+    )
     return f'<div class="cards">{boxes}</div>{finding_list(story.findings)}'
 
 

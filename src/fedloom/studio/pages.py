@@ -20,6 +20,8 @@ EXPLORER = Template((Path(__file__).parent / "explorer.html").read_text(encoding
 MARKS = {"running": "▶", "finished": "✓", "diverged": "✕", "silent": "…", "unreadable": "!"}
 MOST_COMPARED = 8
 PLACES = {"/": "Runs", "/papers": "Papers"}
+# Rounds and state stand above the part that is renewed, and records are not loaded.
+NO_CARDS = ("rounds", "state", "training records")
 COLUMNS = ("run", "method", "data", "rounds", "best metrics", "privacy", "state")
 
 
@@ -143,7 +145,7 @@ def run_page(sight: Sight, story: Story) -> str:
 def run_body(story: Story) -> str:
     """The part of a run's page that changes as it goes on."""
     sections = run_sections(story, "", with_samples=True)
-    return f'<section id="heading">{run_heading(story)}{_contents(sections)}</section>{_html(sections)}'
+    return f'<section id="heading">{run_heading(story, NO_CARDS)}{_contents(sections)}</section>{_html(sections)}'
 
 
 def compare_page(sights: Sequence[Sight], stories: Sequence[Story]) -> str:
