@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from faulty_workers import die, fail, linger
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
@@ -214,25 +211,6 @@ def test_processes_write_the_same_results(paper: Path, tmp_path: Path) -> None:
     assert json.loads(written(paper)["first-d-seed-0.json"])["metrics"] == alone
 
 
-def linger(*_: object) -> None:
-    """A worker that takes longer than it has."""
-    time.sleep(20)
-
-
-def die(*_: object) -> None:
-    """A worker that is killed, as for want of memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fail(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -> None:
-    """A worker whose work goes wrong."""
-    running.train_pack = lambda *_: 1 / 0
-    work_of_a_worker(tasks, work, workers, report)
-
-
-work_of_a_worker = running._work
-
-
 def test_a_worker_is_stopped_at_the_deadline(paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[SpawnProcess] = []
     start = SpawnProcess.start
@@ -253,7 +231,7 @@ def test_a_worker_that_crashes_has_failed(
 ) -> None:
     monkeypatch.setattr(running, "_work", work)
     (task,) = tasks(paper, rows=("first/d",))
-    outcome = carry_out([task], Work(tmp_path / "runs"), workers=2)[task.trial.name]
+    outcome = carry_out([task], Work(tmp_path / "runs"), workers=2, seconds=60.0)[task.trial.name]
     assert (outcome.state, outcome.reason) == ("failed", reason)
 
 
