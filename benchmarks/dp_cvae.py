@@ -77,7 +77,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dp_cgan": ("method.name=dp_cgan", *SHORT, "privacy.clip=1.5"),
     "flow": ("method.name=flow", *SHORT, "privacy.clip=1.5", "local.keep_optimizer=true"),
     "fedavg": HEAD,
-    "fedprox": (*HEAD, "method.proximal=0.1"),
+    "fedprox": (*HEAD, "method.proximal=0.01"),
     "dp logistic regression": ("method.name=linear_head", *STEP, "rounds=50", *LOGISTIC),
     "moments, conditioned": ("method.name=moments", "rounds=1", CONDITIONED),
     "moments, conditioned, exponent 0": ("method.name=moments", "rounds=1", CONDITIONED, "method.label_exponent=0"),
