@@ -34,6 +34,7 @@ from fedloom.errors import FedloomError, MissingExtraError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
 from local_grid import Deployment
+from places import wait_for
 from support import tiny_config
 
 
@@ -91,6 +92,32 @@ def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> Non
     finally:
         household.stop()
     assert child.process.poll() is not None
+
+
+def test_a_child_that_gave_up_but_lives_on_is_started_again(tmp_path: Path) -> None:
+    """What stood in its log before it was started is no word of its own."""
+    log, told = tmp_path / "log", tmp_path / "told"
+    log.write_text("given up\n")
+    program = f"""
+import pathlib, time
+while not pathlib.Path({str(told)!r}).exists():
+    time.sleep(0.02)
+print("I have given up", flush=True)
+time.sleep(60)
+"""
+    household = Household()
+    try:
+        child = household.add(Child("idler", [sys.executable, "-c", program], log, os.environ, gives_up="given up"))
+        assert child.process is not None
+        assert household.tend() == []
+        told.touch()
+        wait_for(lambda: log.read_text().endswith("I have given up\n"), "it gives up")
+        assert child.process.poll() is None
+        assert household.tend() == []
+        assert child.process.wait() == -signal.SIGKILL
+        assert household.tend() == [child]
+    finally:
+        household.stop()
 
 
 def silo_home(tmp_path: Path) -> SiloHome:

@@ -141,6 +141,8 @@ def test_an_expired_certificate_keeps_silos_away_until_it_is_renewed(place: Plac
         make_server_certificate(keys, "127.0.0.1")
         os.kill(pid(proxy), signal.SIGHUP)
     place.wait_until_all_are_there()
+    place.run("renewed", *METHODS["fissionvae-d"])  # nodes that have met it give up, and are started again
+    assert place.same("renewed")
 
 
 def refusal(home: SiloHome, data: Path) -> str:

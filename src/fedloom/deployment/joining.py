@@ -20,6 +20,7 @@ from fedloom.deployment.nursery import write_command
 from fedloom.deployment.processes import BIN, Child, Household, flower_environment, free_port, locked
 from fedloom.errors import FedloomError
 
+GIVEN_UP = "SSL/TLS handshake error"  # Flower's threads then end one by one, but its server keeps the process alive
 TOLD = {  # what Flower's exit means for a person
     "2004": "the server does not let this silo in: its key is not admitted, or it is still counted as joined "
     "(after a crash that takes a minute)",
@@ -87,7 +88,8 @@ class Joining:
         command += ["--auth-supernode-private-key", str(home / "node.key")]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]
         command += ["--node-config", f'worker="{self._runtime / "worker"}"']
-        return Child("supernode", command, self.home.logs / "supernode.log", self._environment)
+        log = self.home.logs / "supernode.log"
+        return Child("supernode", command, log, self._environment, gives_up=GIVEN_UP)
 
     @property
     def _environment(self) -> dict[str, str]:

@@ -70,14 +70,17 @@ class Child:
     log: Path
     environment: Mapping[str, str]
     holds: tuple[int, ...] = ()  # open files that it keeps open, too
+    gives_up: str = ""  # what it says before it does nothing any more, although its process may stay
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = SOONEST
     again: float = 0.0  # when it is started again, if it is dead
+    heard: int = 0  # bytes of its log that were looked at
 
     def start(self) -> None:
         """Run it, in a session of its own: a Ctrl-C is for the command that keeps it."""
         with self.log.open("ab") as log:
+            self.heard = log.tell()
             self.process = subprocess.Popen(
                 list(self.command),
                 stdout=log,
@@ -92,6 +95,8 @@ class Child:
         """Whether it has just died; then it is started again after a pause, at a later call."""
         now = time.monotonic()
         if self.process is None or self.process.poll() is None:
+            if self.gives_up and self._says(self.gives_up):
+                self.signal(signal.SIGKILL)
             return False
         if not self.again:
             self.pause = SOONEST if now - self.started > YOUNG else min(LATEST, 2 * self.pause)
@@ -100,6 +105,14 @@ class Child:
         if now > self.again:
             self.start()
         return False
+
+    def _says(self, text: str) -> bool:
+        """Whether that stands in a line of its log since the last look."""
+        with self.log.open("rb") as log:
+            log.seek(self.heard)
+            lines, end, _ = log.read().rpartition(b"\n")
+        self.heard += len(lines + end)
+        return text.encode() in lines
 
     def signal(self, number: int) -> None:
         """To it and all that it started, as long as anybody of them is left."""
