@@ -72,15 +72,19 @@ def test_a_demo_run_is_watched_to_its_end(studio: Running, page: Chrome) -> None
     box = one(page, f"input[value='{studio.key('four')}']")
     box.click()
     toml = studio.root.parent / "demo.toml"
-    rounds = 6
-    toml.write_text(tiny_config(f"rounds={rounds}", "evaluation.every=2", "local.epochs=10").to_toml())
+    rounds = 60
+    toml.write_text(tiny_config(f"rounds={rounds}", "evaluation.every=20", "local.epochs=10").to_toml())
     command = [sys.executable, "-m", "fedloom", "run", str(toml), "--out", str(studio.root / "live")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        log = studio.root / "live" / "metrics.jsonl"
+        wait_for(lambda: log.is_file() and log.stat().st_size)
+        process.send_signal(signal.SIGSTOP)  # on a fast machine it would be over before anybody looks
         row = wait_for(lambda: page.find_elements("css selector", "tr[data-name='live']"))[0]
         assert row.get_attribute("data-state") == "running"
         one(page, "tr[data-name='live'] a").click()
-        seen: list[str] = []
+        seen: list[str] = [wait_for(lambda: said(page, "#progress .count"))]
+        process.send_signal(signal.SIGCONT)
         words = ("finished", f"{rounds} of {rounds}", f"round {rounds}")
 
         def over() -> bool:
@@ -91,6 +95,7 @@ def test_a_demo_run_is_watched_to_its_end(studio: Running, page: Chrome) -> None
 
         wait_for(over, 120)
     finally:
+        process.send_signal(signal.SIGCONT)
         process.wait(timeout=60)
     assert seen[-1] == f"{rounds} of {rounds}"
     assert len(seen) >= 2, "it was seen to go on"
