@@ -19,7 +19,7 @@ import torch
 
 from common import keep, show
 from fedloom.config import Config, load_config
-from fedloom.engines.base import FederationState, Result, School, conclude, initial_state, participants_of
+from fedloom.engines.base import FederationState, Result, School, Taught, conclude, initial_state, participants_of
 from fedloom.engines.choice import device_of
 from fedloom.engines.fused import Classroom, FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
@@ -27,6 +27,7 @@ from fedloom.engines.training import Trainer
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, KeptModels
 from fedloom.federation.rounds import RoundContext
+from fedloom.methods.distil import Lesson
 from fedloom.methods.generator import Generator
 
 ALL_RECORDS = 6000  # of a class
@@ -48,14 +49,28 @@ def ways(samples: int) -> dict[str, tuple[str, ...]]:
     }
 
 
+class OneServersSchool:
+    """A school on the GPU for a single server."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.device = device_of(trainer.config.engine)
+        self._classroom = Classroom([trainer.config], FusedOptions(self.device))
+
+    def teach(self, lesson: Lesson) -> Taught:
+        """Local training of one more site."""
+        outcome = self._classroom.teach({0: lesson})[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
 def silos_and_school(trainer: Trainer) -> tuple[Silos, School]:
     """What trains the silos, and where the server learns."""
     device = device_of(trainer.config.engine)
     if device.type == "cpu":
         engine = ReferenceEngine(trainer, workers=1, threads=1)
         return lambda state, context: list(engine.train(engine.tasks(state, context))), engine
-    options = FusedOptions(device)
-    return FusedEngine(trainer, options).train, Classroom(trainer.config, options)
+    return FusedEngine(trainer, FusedOptions(device)).train, OneServersSchool(trainer)
 
 
 def probed(experiment: Experiment, config: Config, state: FederationState) -> dict[str, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, initial_state
 from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_records import ChunkTable, Table, WholeTable
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
@@ -116,6 +117,22 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ContrastAvgSynth": ("method.name=moon", "server.step=mean+distil", "server.trains=merged", *DISTIL),
     "ContrastSynthOnly": ("method.name=moon", "method.model=server", *DISTIL),
 }
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step that, like a CUDA graph, reads records where they lay when it was recorded."""
+
+    step: Callable[[], None]
+    table: Table
+    records: Records
+
+    def replay(self) -> None:
+        """Once more, from the old place."""
+        assert isinstance(self.table, WholeTable | ChunkTable)
+        now, self.table.records = self.table.records, self.records
+        self.step()
+        self.table.records = now
 
 
 def config_of(*overrides: str) -> Config:

@@ -17,6 +17,7 @@ from engines.one_answer import (
     MIXED,
     ROUNDS,
     UNEQUAL,
+    Placed,
     assert_alike,
     assert_one_answer,
     config_of,
@@ -33,7 +34,7 @@ from fedloom.engines.fused_stack import Stack, stacks_of
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
-from fedloom.federation.records import Batch, Federation, Records
+from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState
 from fedloom.objectives.base import Losses
@@ -177,26 +178,11 @@ def test_records_are_sent_again_when_their_place_has_moved() -> None:
         assert torch.equal(table.records.x[offset : offset + len(small)], small.train.x)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A step that, like a CUDA graph, reads records where they lay when it was recorded."""
-
-    step: Callable[[], None]
-    table: ChunkTable
-    records: Records
-
-    def replay(self) -> None:
-        now, self.table.records = self.table.records, self.records
-        self.step()
-        self.table.records = now
-
-
 def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both were given the same stacks, as those that are tried on a GPU are; the first has its steps recorded."""
 
     def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
         def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Placed:
-            assert isinstance(stack.table, ChunkTable)
             return Placed(step, stack.table, stack.table.records)
 
         return GraphRunner(program, "float32", 20, record)

@@ -182,20 +182,44 @@ def conclude(
     streams: Streams,
     school: School | None = None,
 ) -> tuple[FederationState, RoundReport]:
-    """The server's half of a round: check every update, run the server step, take over what the silos keep."""
+    """The server's half of a round: its step, its lesson where there is one, and what the silos keep."""
+    device = torch.device("cpu") if school is None else school.device
+    server, lesson = stepped(method, state, context, results, streams, device)
+    terms: dict[str, float] = {}
+    if lesson is not None:
+        assert school is not None, "a server that learns needs somewhere to do so"
+        server, terms = after_lesson(method, server, lesson, school.teach(lesson))
+    return settled(state, context, server, results, terms)
+
+
+def stepped(
+    method: Method,
+    state: FederationState,
+    context: RoundContext,
+    results: list[Result],
+    streams: Streams,
+    device: torch.device,
+) -> tuple[ServerState, Lesson | None]:
+    """Check every update and run the server step; what a distilling server then has to learn is left to be taught."""
     results = sorted(results, key=lambda result: result.silo)
     for result in results:
         check_update(result.update, state.server.blocks)
-    server, step, terms = state.server, method.server_step, {}
-    if results:
-        server = step(server, seen_by_server(method, [result.update for result in results]), context, streams)
-        if isinstance(step, Distil):
-            assert school is not None, "a server that learns needs somewhere to do so"
-            lesson = step.lesson(server, context, streams, school.device)
-            taught = school.teach(lesson)
-            terms = {**taught.terms, **step.news(server, context), "samples": float(len(lesson.records))}
-            server = step.learned(server, taught.weights, taught.moments)
-    return settled(state, context, server, results, {f"server/{name}": value for name, value in terms.items()})
+    if not results:
+        return state.server, None
+    step, updates = method.server_step, seen_by_server(method, [result.update for result in results])
+    server = step(state.server, updates, context, streams)
+    return server, step.lesson(server, context, streams, device) if isinstance(step, Distil) else None
+
+
+def after_lesson(
+    method: Method, server: ServerState, lesson: Lesson, taught: Taught
+) -> tuple[ServerState, dict[str, float]]:
+    """The server that has learned, and what the report says of it."""
+    step = method.server_step
+    assert isinstance(step, Distil)
+    terms = {**taught.terms, **step.news(server, lesson.context), "samples": float(len(lesson.records))}
+    learned = step.learned(server, taught.weights, taught.moments)
+    return learned, {f"server/{name}": value for name, value in terms.items()}
 
 
 def seen_by_server(method: Method, updates: list[Update]) -> list[Update]:

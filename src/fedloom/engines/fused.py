@@ -19,7 +19,7 @@ from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundRep
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
-from fedloom.engines.fused_records import ChunkTable, WholeTable
+from fedloom.engines.fused_records import ChunkTable
 from fedloom.engines.fused_results import Place, RunRound, Trained
 from fedloom.engines.fused_runner import GraphRecorder, GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
@@ -85,7 +85,7 @@ class FusedEngine:
         everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
         self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
-        self._classrooms = [Classroom(trainer.config, options) for trainer in self._trainers]
+        self._classroom = Classroom([trainer.config for trainer in self._trainers], options)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
@@ -129,33 +129,36 @@ class FusedEngine:
         """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
         runs = {run: RunRound(self._members[run], job) for run, job in jobs.items()}
         self._train(runs)
-        return {run: under_way.concluded(self._classrooms[run]) for run, under_way in runs.items()}
+        for under_way in runs.values():
+            under_way.step(self.options.device)
+        lessons = {run: under_way.lesson for run, under_way in runs.items() if under_way.lesson is not None}
+        taught = self._classroom.teach(lessons) if lessons else {}
+        return {run: under_way.concluded(taught.get(run)) for run, under_way in runs.items()}
 
     def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
         """The silos' half of a round of the first run, with nothing beside their blocks."""
-        under_way = RunRound(self._members[0], Job(state, context, lambda _: None), trial=True)
-        self._train({0: under_way}, step_limit)
-        if under_way.error is not None:
-            raise under_way.error
-        return under_way.results
+        outcome = self.trained({0: Job(state, context, lambda _: None)}, step_limit)[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    def refilled(self, records: Records) -> bool:
-        """Put other records in the place of a single stack's, if they are as many: what was recorded stays valid."""
-        table = self._stacks[0].table
-        if not isinstance(table, WholeTable) or len(table.records) != len(records):
-            return False
-        theirs = records.columns()
-        for name, place in table.records.columns().items():
-            place.copy_(theirs[name])
-        return True
+    def trained(self, jobs: Mapping[int, Job], step_limit: int | None = None) -> dict[int, list[Result] | Exception]:
+        """The same of several runs."""
+        runs = {run: RunRound(self._members[run], job, trial=True) for run, job in jobs.items()}
+        self._train(runs, step_limit)
+        return {run: under_way.error or under_way.results for run, under_way in runs.items()}
+
+    def refilled(self, records: Mapping[int, Records]) -> bool:
+        """Put other records in the place of those of runs with a single silo, if they fit: recordings stay valid."""
+        members = [(stack, member) for stack in self._stacks for member in stack.members if member.run in records]
+        return all(stack.table.refilled(member.silo, records[member.run]) for stack, member in members)
 
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
         for stack in self._stacks:
             stack.table.reserve(0)
-        for classroom in self._classrooms:
-            classroom.close()
+        self._classroom.close()
         if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -243,24 +246,47 @@ class FusedEngine:
 
 
 class Classroom:
-    """Where a run's server learns: an engine of its own, which goes on from round to round."""
+    """Where the servers of runs learn, together: an engine of its own, which goes on from round to round."""
 
-    def __init__(self, config: Config, options: FusedOptions) -> None:
-        self._config, self._options = config, replace(options, chunk=1, compiled=False)
+    def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
+        self._configs, self._options = configs, replace(options, compiled=False)
         self._engine: FusedEngine | None = None
+        self._places: dict[int, int] = {}  # of runs in that engine
 
-    @property
-    def device(self) -> torch.device:
-        """Where lessons are prepared and learned."""
-        return self._options.device
+    def teach(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
+        """Local training of one more site for each run; lessons that compute the same function share a stack."""
+        try:
+            return self._taught_together(lessons)
+        except Exception as error:
+            self.close()
+            if len(lessons) == 1:
+                return dict.fromkeys(lessons, error)
+        # Whoever's fault it was, the lessons of the others do without theirs.
+        return {run: self.teach({run: lesson})[run] for run, lesson in lessons.items()}
 
-    def teach(self, lesson: Lesson) -> Taught:
-        """Local training of one more site."""
-        if self._engine is None or not self._engine.refilled(lesson.records):
-            self._engine = FusedEngine(lesson_trainer(self._config, lesson), self._options)
-        start = FederationState(0, ServerState({}), {0: state_before(lesson)})
-        (result,) = self._engine.train(start, lesson_context(lesson))
-        return taught(result)
+    def _taught_together(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
+        engine = self._engine if self._refilled(lessons) else self._made_for(lessons)
+        assert engine is not None
+        jobs = {}
+        for run, lesson in lessons.items():
+            start = FederationState(0, ServerState({}), {0: state_before(lesson)})
+            jobs[self._places[run]] = Job(start, lesson_context(lesson), lambda _: None)
+        outcomes = engine.trained(jobs)
+        found = {run: outcomes[self._places[run]] for run in lessons}
+        return {run: came if isinstance(came, Exception) else taught(came[0]) for run, came in found.items()}
+
+    def _refilled(self, lessons: Mapping[int, Lesson]) -> bool:
+        """Whether the engine that there is can go on with other records, which it then has."""
+        if self._engine is None or not lessons.keys() <= self._places.keys():
+            return False
+        return self._engine.refilled({self._places[run]: lesson.records for run, lesson in lessons.items()})
+
+    def _made_for(self, lessons: Mapping[int, Lesson]) -> FusedEngine:
+        self.close()  # before more memory is taken
+        first, *others = (lesson_trainer(self._configs[run], lesson) for run, lesson in lessons.items())
+        self._engine = FusedEngine(first, self._options, packed=others)
+        self._places = {run: place for place, run in enumerate(lessons)}
+        return self._engine
 
     def close(self) -> None:
         """Give the device's memory back."""

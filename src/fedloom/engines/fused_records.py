@@ -33,6 +33,10 @@ class Table(Protocol):
         """See to it that the records of these silos are there; says where each silo's begin."""
         ...
 
+    def refilled(self, silo: Silo, records: Records) -> bool:
+        """Put other records in the place of a silo's, if they fit there: what was recorded reads them from then on."""
+        ...
+
 
 class WholeTable:
     """The records of all silos, for good."""
@@ -52,6 +56,15 @@ class WholeTable:
     def hold(self, silos: Sequence[Silo]) -> list[int]:
         """Where each silo's begin."""
         return [self._offsets[silo] for silo in silos]
+
+    def refilled(self, silo: Silo, records: Records) -> bool:
+        """They fit if they are as many."""
+        if len(records) != len(silo):
+            return False
+        theirs, first = records.columns(), self._offsets[silo]
+        for name, place in self.records.columns().items():
+            place[first : first + len(silo)] = theirs[name]
+        return True
 
 
 class ChunkTable:
@@ -90,6 +103,10 @@ class ChunkTable:
                 for name, column in silo.train.columns().items():
                     places[name][offset : offset + len(silo)] = column
         return [self._held[silo] for silo in silos]
+
+    def refilled(self, silo: Silo, records: Records) -> bool:  # noqa: ARG002 - they have no place for good
+        """Never: there is no such place."""
+        return False
 
 
 def room_on(device: torch.device) -> float:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.engines.base import Job, Outcome, Result, School, SiloState, conclude, settled
+from fedloom.engines.base import Job, Outcome, Result, SiloState, Taught, after_lesson, settled, stepped
 from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Mean, ServerState
+from fedloom.methods.distil import Lesson
 from fedloom.sharing.plan import Tensors
 from fedloom.sharing.update import Update, check_update, pass_egress
 
@@ -53,6 +54,8 @@ class RunRound:
         self._trainer = trainer = members[0].trainer
         self.results: list[Result] = []
         self.error: FedloomError | None = None
+        self.lesson: Lesson | None = None  # what the server has to learn, known after its step
+        self._server = job.state.server
         totals: dict[str, float] = {}
         for index in job.context.participants:
             for owner, count in members[index].records.items():
@@ -96,18 +99,30 @@ class RunRound:
             self.results.append(whole)
             self.job.on_silo(whole)
 
-    def concluded(self, school: School) -> Outcome:
-        """The server's half of the round; whatever it has to learn it learns at ``school``."""
+    def step(self, device: torch.device) -> None:
+        """The server step; a lesson that follows from it is prepared on ``device``."""
+        if self.error is not None:
+            return
+        state, context, trainer = self.job.state, self.job.context, self._trainer
+        if self._mean is not None:
+            self._server = ServerState({**state.server.blocks, **self._mean.result()}, state.server.memory)
+            return
+        try:
+            self._server, self.lesson = stepped(trainer.method, state, context, self.results, trainer.streams, device)
+        except FedloomError as error:
+            self.error = error
+
+    def concluded(self, taught: Taught | Exception | None) -> Outcome:
+        """The end of the round, given what came of its lesson if it had one."""
         if self.error is not None:
             return self.error
-        state, context = self.job.state, self.job.context
-        if self._mean is None:
-            try:
-                return conclude(self._trainer.method, state, context, self.results, self._trainer.streams, school)
-            except FedloomError as error:
-                return error
-        server = ServerState({**state.server.blocks, **self._mean.result()}, state.server.memory)
-        return settled(state, context, server, self.results)
+        if isinstance(taught, Exception):
+            return taught
+        server, terms = self._server, dict[str, float]()
+        if taught is not None:
+            assert self.lesson is not None
+            server, terms = after_lesson(self._trainer.method, server, self.lesson, taught)
+        return settled(self.job.state, self.job.context, server, self.results, terms)
 
     def _result(self, place: Place, weights: Tensors) -> Result:
         """The update passes the egress guard."""
