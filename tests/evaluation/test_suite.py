@@ -23,6 +23,7 @@ from fedloom.evaluation.probe import probe
 from fedloom.evaluation.suite import METRICS, ON_FEATURES
 from fedloom.experiment import Run, train
 from fedloom.federation.records import as_float
+from fedloom.streams import Streams
 from support import federation_of, tiny_config
 
 GROUPS = ("mnist", "fashion-mnist")
@@ -267,6 +268,13 @@ def test_a_swapped_prior_moves_the_samples_and_nothing_else(evaluation: Evaluati
     hits = domain_hit_rate(evaluation.real.domain_classifier.probabilities(images), 0)
     assert found[f"domain-hit/domain-cnn-z1-prior-of-fashion-mnist/n{COUNT}/group=mnist"] == hits
     assert not torch.equal(images, evaluation.samples["mnist"])
+
+
+def test_runs_of_one_federation_and_seed_share_their_domain_classifier(evaluation: Evaluation) -> None:
+    real = evaluation.real
+    again, other_seed = replace(real), replace(real, streams=Streams(2))
+    assert again.domain_classifier is real.domain_classifier
+    assert other_seed.domain_classifier is not real.domain_classifier
 
 
 def test_cost_by_hand(evaluation: Evaluation) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ Group = str | None  # a group by its name; None: all groups together
 
 # Held-out records are chosen alike in all runs, whatever their seed: comparable, and extracted only once.
 _CHOICE = Streams(0)
+
+# Domain classifiers that have been fitted, for other runs of the same federation and seed.
+_FITTED: WeakKeyDictionary[Federation, dict[tuple[Streams, torch.device], DomainClassifier]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +66,11 @@ class Real:
     @cached_property
     def domain_classifier(self) -> DomainClassifier:
         """Tells the groups apart; trained on the held-out records."""
-        found = DomainClassifier.fit(self.federation.test, len(self.federation.groups), self.streams)
-        return found.to(self.device)
+        fitted, key = _FITTED.setdefault(self.federation, {}), (self.streams, self.device)
+        if key not in fitted:
+            found = DomainClassifier.fit(self.federation.test, len(self.federation.groups), self.streams)
+            fitted[key] = found.to(self.device)
+        return fitted[key]
 
     @cached_property
     def class_classifier(self) -> DomainClassifier | None:
