@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
@@ -99,6 +100,14 @@ def test_a_metric_that_is_there_twice_is_refused(paper: Path) -> None:
     assert str(caught.value) == told
 
 
+def test_a_column_may_be_the_mean_of_what_fits(paper: Path) -> None:
+    put(paper, "first/d", 0, 0.1)  # of the other group: 9.0
+    declared = load_table("tiny/table1")
+    column = replace(declared.columns[1], metric="spread/pixels/n*/group=*", mean=True)
+    table = replace(declared, columns=(declared.columns[0], column))
+    assert "| +D | 30.00 | 4.5500 | 0.25 | - | 1 |" in render(table, Results.read(paper / "results"), paper)
+
+
 def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:
     (paper / "README.md").write_text("nothing")
     table = load_table("tiny/table1")
@@ -139,8 +148,8 @@ def numbers_that_results_give(table: Table, paper: Path) -> set[str]:
                     means.setdefault(column.title, {})[row.id] = value
                 continue
             pattern = re.compile(re.escape(column.metric).replace(r"\*", "[^/]*"))
-            found = (next((v for k, v in run["metrics"].items() if pattern.fullmatch(k)), None) for run in runs)
-            values = [column.scale * value for value in found if value is not None]
+            found = ([v for k, v in run["metrics"].items() if pattern.fullmatch(k)] for run in runs)
+            values = [column.scale * mean(fitting) for fitting in found if fitting]
             if values:
                 allowed.add(f"{mean(values):.{column.digits}f}")
                 means.setdefault(column.title, {})[row.id] = mean(values)

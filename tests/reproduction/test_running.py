@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from faulty_workers import die, fail, linger
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
-from fedloom.reproduction import running
-from fedloom.reproduction.figures import figure_path
+from fedloom.reproduction import running, stages
+from fedloom.reproduction.figures import add_to_figures, figure_path
 from fedloom.reproduction.rendering import render, render_pages
 from fedloom.reproduction.results import Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
@@ -254,6 +256,24 @@ def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Pat
     assert "![samples of each row: first part](figures/first.png)" in (paper / "README.md").read_text()
 
 
+def test_a_figure_may_show_what_the_audit_drew_of_the_closest_generator(paper: Path, tmp_path: Path) -> None:
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace('"first.png"', '"first.png"\nshows = "outliers"'))
+    asked = tasks(paper, rows=("first/d",))
+    carry_out(asked, Work(tmp_path / "runs"))
+    part, *_ = load_table("tiny/table1").parts
+    assert not figure_path(paper, part).exists()  # nothing was audited
+    folder = tmp_path / "runs" / asked[0].trial.name / "audit"
+    folder.mkdir()
+    for name, grey in {"group_mnist": 50, "silo_silo-0": 200}.items():
+        Image.new("L", (20, 10), grey).save(folder / f"outliers-{name}.png")
+    add_to_figures({asked[0].identity: load(folder.parent)}, paper)
+    with Image.open(figure_path(paper, part)) as sheet:
+        assert sheet.crop((sheet.width // 2, 14, sheet.width // 2 + 20, 24)).getextrema() == (200, 200)
+    render_pages(paper, [load_table("tiny/table1")])
+    assert "![of each row outliers, the closest outputs" in (paper / "README.md").read_text()
+
+
 def test_results_that_are_none_are_named(paper: Path) -> None:
     path = paper / "results" / "table1" / "broken.json"
     path.parent.mkdir(parents=True)
@@ -327,3 +347,58 @@ def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Pat
     found = load(tmp_path / "runs" / task.trial.name).folder.downstream["rows"]["synthetic-only"]["global"]
     assert result.metrics["downstream/synthetic-only/global/accuracy"] == found["accuracy"] > 0.8
     assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results({paper: result}), paper)
+
+
+def audited(target: str, way: str, rates: tuple[float | None, ...]) -> dict[str, Any]:
+    """A row of the audit of outliers."""
+    kinds = ("outliers", "unseen_outliers", "typical", "unseen_typical")
+    found = {kind: None if rate is None else {"value": rate} for kind, rate in zip(kinds, rates, strict=True)}
+    return {"target": target, "way": way, "counts": {kind: 10 * len(target) for kind in kinds}, **found}
+
+
+def test_outliers_of_the_first_seed_are_audited_where_a_table_asks_for_it(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        audited("group=mnist", "reconstructed", (0.1, 0.2, 0.3, 0.4)),
+        audited("silo=a", "reconstructed", (0.5, None, 0.6, 0.7)),
+        audited("silo=a", "generated", (0.8, None, 0.9, 1.0)),
+    ]
+    heard: list[object] = []
+
+    def audit_run(run: Run, *, attacks: list[str], device: str, federation: object) -> dict[str, Any]:
+        heard.append((attacks, device, run.config.seed))
+        return {"attacks": {"outliers": rows}}
+
+    monkeypatch.setattr(stages, "audit_run", audit_run)
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    shown = 'title = "distance"\nmetric = "audit/outliers-reconstructed/n*"'
+    table = re.sub(r'title = "distance"\nmetric = "[^"]*"', shown, "audit = true\n" + declared.read_text())
+    declared.write_text(table)
+    asked = tasks(paper, seeds=2, rows=("first/d",))
+    assert [task.wanted for task in asked] == [("spread", "audit"), ("spread",)]
+    carry_out(asked, Work(tmp_path / "runs"))
+    assert heard == [(["outliers"], "cpu", 0)]
+    first, second = (read_result(task.result) for task in asked)
+    assert {key: value for key, value in first.metrics.items() if key.startswith("audit/")} == {
+        "audit/outliers-reconstructed/n110/group=mnist": 0.1,
+        "audit/unseen-outliers-reconstructed/n110/group=mnist": 0.2,
+        "audit/typical-reconstructed/n110/group=mnist": 0.3,
+        "audit/unseen-typical-reconstructed/n110/group=mnist": 0.4,
+        "audit/outliers-reconstructed/n60/silo=a": 0.5,
+        "audit/outliers-reconstructed/n60": 0.5,
+        "audit/typical-reconstructed/n60/silo=a": 0.6,
+        "audit/typical-reconstructed/n60": 0.6,
+        "audit/unseen-typical-reconstructed/n60/silo=a": 0.7,
+        "audit/unseen-typical-reconstructed/n60": 0.7,
+        "audit/outliers-generated/n60/silo=a": 0.8,
+        "audit/outliers-generated/n60": 0.8,
+        "audit/typical-generated/n60/silo=a": 0.9,
+        "audit/typical-generated/n60": 0.9,
+        "audit/unseen-typical-generated/n60/silo=a": 1.0,
+        "audit/unseen-typical-generated/n60": 1.0,
+    }
+    assert not any(key.startswith("audit/") for key in second.metrics)
+    results = Results.read(paper / "results")
+    assert "| +D | 30.00 | 0.5000 | 0.25 | - | 2 |" in render(load_table("tiny/table1"), results, paper)
+    assert tasks(paper, seeds=2, rows=("first/d",)) == []

@@ -1,9 +1,9 @@
-"""Pictures of samples, the rows of a part side by side; each run is put at its row's place when it has ended."""
+"""Pictures of runs, the rows of a part side by side; each run is put at its row's place when it has ended."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from fedloom.experiment import Run
 from fedloom.reproduction.tables import Part, load_table, table_names
 from fedloom.runs.files import explained, write_atomically
+from fedloom.runs.folder import RunFolder
 
 ACROSS = 3  # rows of a table beside each other
 GAP, TITLE = 10, 14  # pixels
@@ -23,17 +24,29 @@ def figure_path(paper: Path, part: Part) -> Path:
 
 
 def add_to_figures(runs: Mapping[str, Run], paper: Path) -> None:
-    """Put the samples of first seeds, by the identity of their run, into the pictures of all rows that they are."""
-    grids = {
-        key: sorted(run.folder.samples_of(run.folder.rounds_done).glob("*.png"))
+    """Put pictures of first seeds, by the identity of their run, into the figures of all rows that they are."""
+    drawn = {
+        key: {shows: found(run.folder) for shows, found in DRAWN.items()}
         for key, run in runs.items()
         if run.config.seed == 0 and run.folder.status["state"] == "finished"
     }
-    tables = [load_table(name) for name in table_names() if grids and name.partition("/")[0] == paper.name]
+    tables = [load_table(name) for name in table_names() if drawn and name.partition("/")[0] == paper.name]
     for part in (part for table in tables for part in table.parts if part.figure):
         for place, row in enumerate(part.rows):
-            if found := grids.get(row.identity):
+            if found := drawn.get(row.identity, {}).get(part.shows):
                 _put(figure_path(paper, part), [row.name for row in part.rows], place, found)
+
+
+def _samples(folder: RunFolder) -> list[Path]:
+    return sorted(folder.samples_of(folder.rounds_done).glob("*.png"))
+
+
+def _outliers(folder: RunFolder) -> list[Path]:
+    """Of the generator that is closest to them: a silo's own comes last by name."""
+    return sorted((folder.path / "audit").glob("outliers-*.png"))[-1:]
+
+
+DRAWN: dict[str, Callable[[RunFolder], list[Path]]] = {"samples": _samples, "outliers": _outliers}
 
 
 def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:

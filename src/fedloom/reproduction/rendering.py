@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.reproduction.figures import figure_path
 from fedloom.reproduction.results import Result, Results
-from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
+from fedloom.reproduction.tables import PICTURES, Column, Part, Row, Table, load_table
 from fedloom.runs.files import write_atomically
 
 NOTHING = "-"
@@ -88,7 +88,7 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
         )
         yield ""
     if part.figure and figure_path(paper, part).is_file():
-        yield from (f"![samples of each row: {part.title}](figures/{part.figure})", "")
+        yield from (f"![{PICTURES[part.shows]}: {part.title}](figures/{part.figure})", "")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Line:
 
     def values(self, column: Column) -> list[float]:
         """What runs of this row have in a column that is measured."""
-        found = (value_of(result, column.metric) for result in self.results if result.state == "finished")
+        found = (value_of(result, column) for result in self.results if result.state == "finished")
         return [column.scale * value for value in found if value is not None]
 
     def cell(self, column: Column) -> str:
@@ -179,14 +179,17 @@ def _sorted(lines: Sequence[Line], column: Column) -> list[Line]:
     return sorted(lines, key=lambda line: line.number(column) or 0.0)
 
 
-def value_of(result: Result, pattern: str) -> float | None:
-    """The metric whose key fits, segment by segment; all are of the same settings, so that only one may."""
-    wanted = pattern.split("/")
+def value_of(result: Result, column: Column) -> float | None:
+    """The metric whose key fits, segment by segment; all are of the same settings, so that only one may.
+
+    Where a column is of a mean, that of all that fit.
+    """
+    wanted = column.metric.split("/")
     keys = [key for key in result.metrics if len(key.split("/")) == len(wanted)]
     fitting = [key for key in keys if all(map(fnmatchcase, key.split("/"), wanted))]
-    if len(fitting) > 1:
-        raise RunFolderError(f"the result of {result.row}, seed {result.seed}, has several {pattern}: {fitting}")
-    return result.metrics[fitting[0]] if fitting else None
+    if len(fitting) > 1 and not column.mean:
+        raise RunFolderError(f"the result of {result.row}, seed {result.seed}, has several {column.metric}: {fitting}")
+    return mean(result.metrics[key] for key in fitting) if fitting else None
 
 
 def _machine(result: Result) -> str:

@@ -16,17 +16,16 @@ from typing import Any
 import torch
 
 from fedloom.config import Config, EvaluationConfig
-from fedloom.downstream.stage import downstream
 from fedloom.engines.choice import device_of
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures
 from fedloom.reproduction.results import Result, Results, evaluation_of, read_result, result_path
+from fedloom.reproduction.stages import STAGES
 from fedloom.reproduction.tables import Row, Table
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
 
-DOWNSTREAM = "downstream"  # beside the names of metrics
 FID = ("frechet", "inception-score")  # what the network of the standard FID is asked for
 INCEPTION = "inception-2015"
 MEASURED = "reproduction"  # what has been measured, in a run's environment.json
@@ -87,8 +86,7 @@ def tasks_of(
             config = row.config(seed, more)
             settings = table.settings(row, config)
             key = known_as, seed
-            extra = [DOWNSTREAM] * table.downstream + [f"{INCEPTION}/{name}" for name in FID if inception]
-            wanted = (*settings.metrics, *extra)
+            wanted = (*settings.metrics, *table.stages(seed), *(f"{INCEPTION}/{name}" for name in FID if inception))
             if key not in tasks:
                 tasks[key] = _task(table, row, known_as, config, settings, papers / table.paper, known[table.paper])
             elif tasks[key].evaluation != evaluation_of(settings):
@@ -193,14 +191,13 @@ def _metrics(
     run: Run, task: Task, work: Work, federation: Federation, missing: Sequence[str], device: str
 ) -> dict[str, float]:
     found: dict[str, float] = {}
-    if own := tuple(name for name in missing if "/" not in name and name != DOWNSTREAM):
+    if own := tuple(name for name in missing if "/" not in name and name not in STAGES):
         found |= run.evaluate(settings=replace(task.settings, metrics=own), device=device, federation=federation)
     if fid := tuple(name.partition("/")[2] for name in missing if name.startswith(INCEPTION)):
         settings = replace(task.settings, metrics=fid, backbone=INCEPTION, resolution=0, weights=work.inception)
         found |= run.evaluate(settings=settings, device=device, federation=federation)
-    if DOWNSTREAM in missing:
-        downstream(run, federation=federation)
-        found |= _of_heads(run.folder.downstream)
+    for name in (name for name in missing if name in STAGES):
+        found |= STAGES[name](run, federation, device)
     return found
 
 
@@ -228,16 +225,6 @@ def _result(run: Run, task: Task, kept: Mapping[str, Any]) -> Result:
         measured_on=kept["device"],
         precision=run.folder.config.engine.precision,
     )
-
-
-def _of_heads(found: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracies of heads and mixtures, mean over silos, as metrics."""
-    return {
-        f"{DOWNSTREAM}/{row}/{test}/{name}": scores[test][name]
-        for row, scores in found.get("rows", {}).items()
-        for test in scores
-        for name in ("accuracy", "balanced_accuracy")
-    }
 
 
 def _device_name(device: torch.device) -> str:

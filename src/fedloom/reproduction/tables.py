@@ -19,6 +19,10 @@ from fedloom.errors import ConfigError, unknown
 
 TABLES = Path(__file__).parent / "tables"
 ELSEWHERE = "data.path and settings of engine"
+PICTURES = {  # what a part's figure may show -> what it says
+    "samples": "samples of each row",
+    "outliers": "of each row outliers, the closest outputs, and the typical records nearest to these",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,7 @@ class Column:
     scale: float = 1.0
     digits: int = 2
     optional: bool = False  # left out where no result has it
+    mean: bool = False  # of all keys that fit, such as those of several silos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +89,8 @@ class Part:
     about: str = ""
     rows: tuple[Row, ...] = ()
     reference: Reference = field(default_factory=Reference)
-    figure: str = ""  # a picture of the samples of all rows, beside the results
+    figure: str = ""  # a picture of all rows, beside the results
+    shows: str = "samples"  # or "outliers": what the audit drew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,7 @@ class Table:
     parts: tuple[Part, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)  # on top of the presets' own
     downstream: bool = False  # heads and mixtures are measured as well
+    audit: bool = False  # the exposure of outliers as well, of the first seed: it takes as long as all metrics
     compared: tuple[str, ...] = ()  # titles of two columns, published and measured, to be compared in order and ratio
 
     @property
@@ -121,6 +128,10 @@ class Table:
         mapping = {**asdict(config.evaluation), **self.evaluation}
         mapping["metrics"] = [*mapping["metrics"], *row.metrics]
         return parse(EvaluationConfig, mapping, f"{self.name}: evaluation")
+
+    def stages(self, seed: int) -> list[str]:
+        """What is measured of a run beside metrics."""
+        return ["downstream"] * self.downstream + ["audit"] * (self.audit and seed == 0)
 
     def column(self, title: str) -> Column:
         """A column by its title."""
@@ -185,6 +196,9 @@ def _check(table: Table) -> None:
     for column in table.columns:
         if not column.title or bool(column.published) == bool(column.metric):
             raise ConfigError(f"{table.name}: column '{column.title}' needs a title, and either published or metric")
+    for part in table.parts:
+        if part.shows not in PICTURES:
+            raise ConfigError(f"{table.name}: shows: " + unknown("picture", part.shows, PICTURES))
     for title in table.compared:
         if title not in (column.title for column in table.columns):
             raise ConfigError(f"{table.name}: compared: " + unknown("column", title, (c.title for c in table.columns)))

@@ -1,0 +1,49 @@
+"""What a table may ask for beside metrics of the evaluation: heads on synthetic records, and the audit of outliers.
+
+Each gives its findings as metrics under its own name, so that a column can show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedloom.audit import audit_run
+from fedloom.downstream.stage import downstream
+from fedloom.evaluation.keys import metric_key
+from fedloom.experiment import Run
+from fedloom.federation.records import Federation
+
+Stage = Callable[[Run, Federation, str], dict[str, float]]  # of a run, its federation and a device
+EXPOSED = ("outliers", "unseen_outliers", "typical", "unseen_typical")  # kinds of records
+
+
+def heads(run: Run, federation: Federation, _: str) -> dict[str, float]:
+    """Accuracies of heads and mixtures, mean over silos."""
+    downstream(run, federation=federation)
+    return {
+        f"downstream/{row}/{test}/{name}": scores[test][name]
+        for row, scores in run.folder.downstream.get("rows", {}).items()
+        for test in scores
+        for name in ("accuracy", "balanced_accuracy")
+    }
+
+
+def exposure(run: Run, federation: Federation, device: str) -> dict[str, float]:
+    """How often each kind of record is recognisable in what a released generator puts out.
+
+    Under the generator's name, and once more without one for the generator that is closest to the outliers: what their
+    own silo released for itself, or, where nothing but an average left it, that.
+    """
+    found: dict[str, float] = {}
+    rows = audit_run(run, attacks=["outliers"], device=device, federation=federation)["attacks"]["outliers"]
+    for row in rows:
+        for kind in EXPOSED:
+            if row[kind] is not None:
+                key = metric_key("audit", f"{kind.replace('_', '-')}-{row['way']}", row["counts"][kind])
+                found[f"{key}/{row['target']}"] = row[kind]["value"]
+                if row["target"] == rows[-1]["target"]:  # those of single silos come last
+                    found[key] = row[kind]["value"]
+    return found
+
+
+STAGES: dict[str, Stage] = {"downstream": heads, "audit": exposure}
