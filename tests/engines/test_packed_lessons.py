@@ -93,11 +93,11 @@ def test_lessons_of_a_pack_train_in_one_stack(
 
 
 def test_lessons_of_different_sizes(server_steps: list[int]) -> None:
-    """First 5, 3 and 2 decoders have arrived: 13, 8 and 5 steps an epoch; then 5, 4 and, with nobody new, no lesson."""
-    attendance: list[Rounds] = [TWICE, ((0, 1, 2), (3,)), ((1, 2), ())]
+    """First two runs have 5 and 3 decoders, 13 and 8 steps an epoch; then three have 5, 4 and 2: 13, 10 and 5."""
+    attendance: list[Rounds] = [TWICE, ((0, 1, 2), (3,)), ((), (1, 2))]
     runs = [(ALIGN, *DISTIL, f"seed={seed}") for seed in (1, 2, 3)]
     steps = assert_packed_equals_alone(UNEQUAL, runs, attendance, server_steps)
-    assert steps == [3] * 10 + [2] * 6 + [1] * 10 + [2] * 20 + [1] * 6
+    assert steps == [2] * 16 + [1] * 10 + [3] * 10 + [2] * 10 + [1] * 6
 
 
 def test_lessons_that_compute_other_functions_have_stacks_of_their_own(server_steps: list[int]) -> None:
@@ -125,6 +125,24 @@ def test_recordings_of_lessons_outlast_a_round(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     for (trainer, start), attended, ours in zip(members, attendance, together, strict=True):
         assert_same_rounds(start, ours, rounds_of(FusedEngine(trainer, ALL_AT_ONCE), start, attended), tolerance=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:out of device memory")
+def test_lessons_that_do_not_fit_together_are_taught_alone(
+    server_steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is memory for the 200 records of one lesson."""
+    draw = StackProgram.draw
+
+    def short_of_memory(program: StackProgram, silos: int) -> None:
+        if program._phases[0].name == "server" and len(program._stack.table.records) > 200:
+            raise torch.OutOfMemoryError("no room")
+        draw(program, silos)
+
+    monkeypatch.setattr(StackProgram, "draw", short_of_memory)
+    runs = [(ALIGN, *DISTIL, f"seed={seed}") for seed in (1, 2)]
+    steps = assert_packed_equals_alone(UNEQUAL, runs, [(EVERYBODY,)] * 2, server_steps)
+    assert steps == [1] * 26 * 2
 
 
 class Choosy(nn.Module):
