@@ -79,9 +79,18 @@ def test_silos_of_several_groups(name: str) -> None:
         ("privacy.blocks=['decoder']",),
         ("privacy.blocks=['decoder']", "model.network=conv", CONVOLUTIONS),
         ("model.penalty=jacobian", "model.penalty_limit=0.01"),
+        ("model.lipschitz=0.5",),
         ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "privacy.allocation=late"),
     ],
-    ids=["quantile", "median", "one block", "one block of convolutions", "derivatives", "noise of their own"],
+    ids=[
+        "quantile",
+        "median",
+        "one block",
+        "one block of convolutions",
+        "derivatives",
+        "certified",
+        "noise of their own",
+    ],
 )
 def test_every_kind_of_mechanism(settings: tuple[str, ...]) -> None:
     assert_one_answer(*private_trainer(LARGER, *settings), ROUNDS, IN_CHUNKS)

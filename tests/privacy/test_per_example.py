@@ -15,6 +15,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
+from fedloom.privacy.lipschitz import Bounded
 from fedloom.privacy.per_example import (
     Form,
     Outer,
@@ -56,6 +57,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transposed conv": (lambda: nn.ConvTranspose2d(2, 3, 4, 2, 1), (2, 4, 3)),
     "transposed conv, odd": (lambda: nn.ConvTranspose2d(2, 3, 4, 2, 2, 1), (2, 4, 3)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
+    "bounded": (lambda: Bounded(nn.Linear(5, 3), 0.4), (5,)),
+    "bounded, tall, on sequences": (lambda: Bounded(nn.Linear(3, 5), 0.4), (4, 3)),
+    "bounded, within its bound": (lambda: Bounded(nn.Linear(5, 3), 9.0), (5,)),
 }
 HOUSE = {
     "mlp": ("fedvae", []),
@@ -63,6 +67,7 @@ HOUSE = {
     "branches": ("fissionvae", []),
     "two levels": ("fissionvae", ["method.hierarchy=true", "method.prior='identical'"]),
     "gan": ("fedgan", ["model.channels=[4,6]"]),
+    "certified": ("fedvae", ["model.lipschitz=0.5"]),
 }
 
 
@@ -144,7 +149,7 @@ def test_gradients_of_examples_are_those_of_micro_batches(name: str) -> None:
     assert len(watch.calls) == calls > 0, "nothing is noted after the watch has ended"
 
 
-@pytest.mark.parametrize("name", ["mlp", "two levels", "conv"])
+@pytest.mark.parametrize("name", ["mlp", "two levels", "conv", "certified"])
 def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str) -> None:
     """Taps give the gradients at outputs that exist only inside vmap."""
     model, names, losses, x = case(name)
@@ -174,12 +179,13 @@ def test_all_silos_of_one_batched_program_get_the_same_norms_and_sums(name: str)
     factors = torch.rand(3, len(x))
 
     def norms_and_sums(
-        inputs: list[Tensor], gradients: list[Tensor], factors: Tensor
+        inputs: list[Tensor], gradients: list[Tensor], weights: dict[str, Tensor], factors: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        forms = watch.forms(inputs, gradients)
+        forms = watch.forms(inputs, gradients, weights)
         return joint_norms(forms), {name: form.weighted_sum(factors) for name, form in forms.items()}
 
-    norms, sums = vmap(norms_and_sums)([t.detach() for t in inputs], list(gradients), factors)
+    needed = {parameter: state[parameter].detach() for parameter in watch.needed}
+    norms, sums = vmap(norms_and_sums)([t.detach() for t in inputs], list(gradients), needed, factors)
     for silo, each in enumerate(models):
         with Watch(each, names) as alone:
             own = losses(each, xs[silo])

@@ -108,7 +108,7 @@ class ClippedPhase:
             losses, terms, inputs = self._tapped_losses({**weights, **leaves}, columns, own, received, taps)
             plain = self._plain(losses, mask, leaves, example)
             gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
-            parts: Any = (inputs, list(gradients))
+            parts: Any = (inputs, list(gradients), {name: weights[name].detach() for name in self._probe.watch.needed})
             boundless = None
         else:
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained}
@@ -125,7 +125,7 @@ class ClippedPhase:
     def _clip(
         self, parts: Any, mask: Tensor, bound: Tensor, example: Tensor, subject: Tensors
     ) -> tuple[Tensors, Tensor, Tensor]:
-        """One silo's; ``parts`` are the inputs and gradients of the calls, or the examples' gradients by parameter."""
+        """One silo's; ``parts`` are those of a watch's forms, or the examples' gradients by parameter."""
         forms: dict[str, Form]
         if self._probe.quick:
             reached = self._probe.watch.forms(*parts)

@@ -68,6 +68,18 @@ class Bounded(nn.Module):
             norm = self.factor * gram_norm(self.weight.flatten(1))
             return self.weight * torch.clamp(self.limit / norm, max=1.0)
 
+    @torch.no_grad()
+    def scaling(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What a linear layer's weight is multiplied by, and the two vectors whose outer product is its gradient."""
+        longer = _upright(matrix)
+        bound, direction = _steepest(longer)
+        pushed = longer @ direction
+        share = self.limit / (self.factor * bound)
+        scale = share.clamp(max=1.0)
+        slope = torch.where(share <= 1.0, -scale / (pushed.square().sum() + _tiny(matrix)), 0.0)
+        left, right = (pushed, direction) if longer is matrix else (direction, pushed)
+        return scale, slope * left.squeeze(1), right.squeeze(1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply to a batch."""
         return self.apply_to(x, self.bounded(), self.bias)
@@ -172,22 +184,37 @@ def gram_norm(matrix: Tensor, squarings: int = 5) -> Tensor:
     stretch along the steepest direction, a column of the last power: to go back through all products would cost as
     much again as many times as there are examples whose gradients are kept apart.
     """
-    tiny = torch.finfo(matrix.dtype).tiny
-    longer = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
-    with torch.no_grad():
-        scale = longer.abs().amax() + tiny
-        gram = (longer / scale).mT @ (longer / scale)
-        log = gram.new_zeros(())
-        for _ in range(squarings):
-            size = gram.norm() + tiny
-            gram = gram / size
-            log = 2 * (log + size.log())
-            gram = gram @ gram
-        bound = scale * torch.exp((log + torch.log(gram.norm() + tiny)) / 2 ** (squarings + 1))
-        column = gram.diagonal().argmax().reshape(1, 1).expand(len(gram), 1)
-        direction = functional.normalize(torch.take_along_dim(gram, column, dim=1), dim=0)
-    stretch = ((longer @ direction).square().sum() + tiny).sqrt()
-    return bound * (1 + 1e-5) * (stretch / stretch.detach())  # a little more, for the rounding in float32
+    longer = _upright(matrix)
+    bound, direction = _steepest(longer, squarings)
+    stretch = ((longer @ direction).square().sum() + _tiny(matrix)).sqrt()
+    return bound * (stretch / stretch.detach())
+
+
+@torch.no_grad()
+def _steepest(longer: Tensor, squarings: int = 5) -> tuple[Tensor, Tensor]:
+    """The bound of :func:`gram_norm`, and a direction (columns, 1) in which a matrix stretches almost so much."""
+    tiny = _tiny(longer)
+    scale = longer.abs().amax() + tiny
+    gram = (longer / scale).mT @ (longer / scale)
+    log = gram.new_zeros(())
+    for _ in range(squarings):
+        size = gram.norm() + tiny
+        gram = gram / size
+        log = 2 * (log + size.log())
+        gram = gram @ gram
+    bound = scale * torch.exp((log + torch.log(gram.norm() + tiny)) / 2 ** (squarings + 1))
+    column = gram.diagonal().argmax().reshape(1, 1).expand(len(gram), 1)
+    direction = functional.normalize(torch.take_along_dim(gram, column, dim=1), dim=0)
+    return bound * (1 + 1e-5), direction  # a little more, for the rounding in float32
+
+
+def _upright(matrix: Tensor) -> Tensor:
+    """It or its transpose, which stretches as much: the one with the smaller Gram matrix."""
+    return matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
+
+
+def _tiny(matrix: Tensor) -> float:
+    return torch.finfo(matrix.dtype).tiny
 
 
 def bound_spectrally(network: nn.Module, limit: float) -> nn.Module:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from fedloom.errors import ConfigError, FedloomError
+from fedloom.privacy.lipschitz import Bounded
 
 Result = TypeVar("Result")
 
@@ -164,23 +165,33 @@ def _outer(left: Tensor, right: Tensor, shape: torch.Size, bias: Tensor | None =
     return {"weight": Outer(rows, Rows(right), shape), "bias": Total(rows if bias is None else Rows(bias))}
 
 
-def _linear(layer: nn.Linear, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+def _linear(layer: nn.Linear, x: Tensor, gradient: Tensor, _: Tensor | None) -> dict[str, Form]:
     left, right = gradient.reshape(len(x), -1, layer.out_features), x.reshape(len(x), -1, layer.in_features)
     return _outer(left, right, layer.weight.shape)
 
 
-def _conv(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+def _bounded(layer: Bounded, x: Tensor, gradient: Tensor, weight: Tensor) -> dict[str, Form]:
+    """The weight is scaled by a number that depends on it, whose gradient is one outer product for all examples."""
+    out, into = weight.shape
+    left, right = gradient.reshape(len(x), -1, out), x.reshape(len(x), -1, into)
+    scale, steeper, along = layer.scaling(weight)
+    felt = (left * (right @ weight.mT)).sum(dim=(1, 2))  # each loss's derivative with respect to that number
+    both = torch.cat([scale * left, felt[:, None, None] * steeper], dim=1)
+    return _outer(both, torch.cat([right, along.expand(len(x), 1, into)], dim=1), weight.shape, bias=left)
+
+
+def _conv(layer: nn.Conv2d, x: Tensor, gradient: Tensor, _: Tensor | None) -> dict[str, Form]:
     # A stride may leave a remainder at the border that no patch covers; both count the same places.
     patches = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
     return _outer(gradient.flatten(2).mT, patches.mT, layer.weight.shape)
 
 
-def _transposed_conv(layer: nn.ConvTranspose2d, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+def _transposed_conv(layer: nn.ConvTranspose2d, x: Tensor, gradient: Tensor, _: Tensor | None) -> dict[str, Form]:
     patches = functional.unfold(gradient, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
     return _outer(x.flatten(2).mT, patches.mT, layer.weight.shape, bias=gradient.flatten(2).mT)
 
 
-def _group_norm(layer: nn.GroupNorm, x: Tensor, gradient: Tensor) -> dict[str, Form]:
+def _group_norm(layer: nn.GroupNorm, x: Tensor, gradient: Tensor, _: Tensor | None) -> dict[str, Form]:
     grouped = x.reshape(len(x), layer.num_groups, -1)  # by a layer norm, because a group norm cannot be vmapped
     normal = functional.layer_norm(grouped, grouped.shape[2:], eps=layer.eps).reshape(x.shape)
     return {
@@ -194,10 +205,17 @@ RULES: dict[type[nn.Module], Callable[..., dict[str, Form]]] = {
     nn.Conv2d: _conv,
     nn.ConvTranspose2d: _transposed_conv,
     nn.GroupNorm: _group_norm,
+    Bounded: _bounded,
 }
 
 
+def _joined(layer: str, leaf: str) -> str:
+    return f"{layer}.{leaf}" if layer else leaf
+
+
 def _has_rule(layer: nn.Module) -> bool:
+    if isinstance(layer, Bounded):
+        return layer.weight.dim() == 2  # a convolution's patches are its own affair
     plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "padding_mode", "zeros") == "zeros"
     return type(layer) in RULES and plain and not isinstance(getattr(layer, "padding", 0), str)
 
@@ -264,15 +282,24 @@ class Watch:
         self.calls, self._taps, self._noting = [], (), False
         return result, inputs
 
-    def forms(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> dict[str, Form]:
+    @property
+    def needed(self) -> list[str]:
+        """Weights that rules ask for beside inputs and gradients."""
+        return [_joined(name, "weight") for name, layer in self.layers.items() if isinstance(layer, Bounded)]
+
+    def forms(
+        self, inputs: Sequence[Tensor], gradients: Sequence[Tensor], weights: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Form]:
         """Every example's gradient for every parameter that was reached; a pure function of tensors.
 
-        ``inputs`` are what went into the calls, ``gradients`` those of the losses at their outputs.
+        ``inputs`` are what went into the calls, ``gradients`` those of the losses at their outputs, and ``weights`` the
+        needed ones, where they are not those of the layers.
         """
         forms: dict[str, Form] = {}
         for call, x, gradient in zip(self.calls, inputs, gradients, strict=True):
-            for leaf, form in RULES[type(call.layer)](call.layer, x, gradient).items():
-                name = f"{call.name}.{leaf}" if call.name else leaf
+            weight = call.layer.weight if weights is None else weights.get(_joined(call.name, "weight"))
+            for leaf, form in RULES[type(call.layer)](call.layer, x, gradient, weight).items():
+                name = _joined(call.name, leaf)
                 if name in self._names:
                     forms[name] = forms[name] + form if name in forms else form
         return forms
