@@ -59,6 +59,17 @@ def test_singular_covariances_lose_no_digits() -> None:
     assert distance == pytest.approx(Moments.of(features).covariance.trace().item(), rel=1e-10)
 
 
+def test_eigenvalues_that_do_not_converge_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Tensor) -> None:
+        raise torch.linalg.LinAlgError("linalg.eigh: The algorithm failed to converge")
+
+    features = torch.randn(2, 40, 6, generator=torch.Generator().manual_seed(0))
+    features[..., 4:] = 0.0  # as of units that are always off
+    expected = frechet_distance(*map(Moments.of, features))
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    assert frechet_distance(*map(Moments.of, features)) == pytest.approx(expected, rel=1e-12)
+
+
 def test_the_warning_stands_at_the_dimension() -> None:
     enough = Moments.of(spread_features(8, 8, seed=0))
     with warnings.catch_warnings():

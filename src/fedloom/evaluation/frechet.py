@@ -35,8 +35,11 @@ class Moments:
     @cached_property
     def root(self) -> Tensor:
         """A (d, rank) factor R with R R^T = covariance, without the directions whose variance is rounding."""
-        values, vectors = torch.linalg.eigh(self.covariance)
-        kept = values > len(values) * torch.finfo(torch.float64).eps * values[-1].clamp_min(0.0)
+        try:
+            values, vectors = torch.linalg.eigh(self.covariance)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # many equal eigenvalues can keep it from converging
+            vectors, values, _ = torch.linalg.svd(self.covariance)  # the same for a covariance, more slowly
+        kept = values > len(values) * torch.finfo(torch.float64).eps * values.max().clamp_min(0.0)
         root: Tensor = vectors[:, kept] * values[kept].sqrt()
         return root
 
