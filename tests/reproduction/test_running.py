@@ -17,7 +17,7 @@ from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
 from fedloom.reproduction import running, stages
-from fedloom.reproduction.figures import add_to_figures, figure_path
+from fedloom.reproduction.figures import FIGURES, LATENTS, PANEL, add_to_figures
 from fedloom.reproduction.rendering import render, render_pages
 from fedloom.reproduction.results import Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
@@ -248,7 +248,7 @@ def test_a_result_whose_run_folder_is_gone_has_no_picture(paper: Path, tmp_path:
 def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Path) -> None:
     carry_out(tasks(paper, seeds=2), Work(tmp_path / "runs"))
     part, *_ = load_table("tiny/table1").parts
-    sheet = Image.open(figure_path(paper, part))
+    sheet = Image.open(paper / "figures" / part.figure)
     grid = Image.open(next((tmp_path / "runs" / "tiny-table1-first-d-seed-0").glob("samples/*/fashion-mnist.png")))
     place = sheet.width // 2, 14
     assert sheet.crop((*place, place[0] + grid.width, place[1] + grid.height)).tobytes() == grid.tobytes()
@@ -256,22 +256,30 @@ def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Pat
     assert "![samples of each row: first part](figures/first.png)" in (paper / "README.md").read_text()
 
 
-def test_a_figure_may_show_what_the_audit_drew_of_the_closest_generator(paper: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("figure", "files"), [("outliers", ("outliers-group_a", "outliers-silo_a")), ("latents", ())])
+def test_a_figure_may_show_outliers_or_latents(
+    figure: str, files: tuple[str, ...], paper: Path, tmp_path: Path
+) -> None:
     declared = tmp_path / "tables" / "tiny" / "table1.toml"
-    declared.write_text(declared.read_text().replace('"first.png"', '"first.png"\nshows = "outliers"'))
+    declared.write_text(declared.read_text().replace('figure = "first.png"', f'{figure} = "first.png"'))
     asked = tasks(paper, rows=("first/d",))
     carry_out(asked, Work(tmp_path / "runs"))
-    part, *_ = load_table("tiny/table1").parts
-    assert not figure_path(paper, part).exists()  # nothing was audited
-    folder = tmp_path / "runs" / asked[0].trial.name / "audit"
-    folder.mkdir()
-    for name, grey in {"group_mnist": 50, "silo_silo-0": 200}.items():
-        Image.new("L", (20, 10), grey).save(folder / f"outliers-{name}.png")
-    add_to_figures({asked[0].identity: load(folder.parent)}, paper)
-    with Image.open(figure_path(paper, part)) as sheet:
-        assert sheet.crop((sheet.width // 2, 14, sheet.width // 2 + 20, 24)).getextrema() == (200, 200)
+    folder = tmp_path / "runs" / asked[0].trial.name
+    if files:
+        assert not (paper / "figures" / "first.png").exists()  # nothing was audited
+        (folder / "audit").mkdir()
+        for grey, name in enumerate(files):
+            Image.new("L", (PANEL, PANEL), grey).save(folder / "audit" / f"{name}.png")
+        add_to_figures({asked[0].identity: load(folder)}, paper)
+    shown = folder / LATENTS if figure == "latents" else folder / "audit" / f"{files[-1]}.png"
+    with Image.open(paper / "figures" / "first.png") as sheet, Image.open(shown) as panel:
+        left = sheet.width // 2
+        part = sheet.crop((left, 14, left + PANEL, 14 + PANEL)).convert("RGB")
+        assert part.tobytes() == panel.convert("RGB").tobytes()
+        assert figure == "outliers" or len(part.getcolors() or ()) == 1 + 10  # every digit has its colour
     render_pages(paper, [load_table("tiny/table1")])
-    assert "![of each row outliers, the closest outputs" in (paper / "README.md").read_text()
+    (said,) = (each.shows for each in FIGURES if each.name == figure)
+    assert f"![{said}: first part](figures/first.png)" in (paper / "README.md").read_text()
 
 
 def test_results_that_are_none_are_named(paper: Path) -> None:

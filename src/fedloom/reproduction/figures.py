@@ -4,49 +4,88 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
+import torch
 from PIL import Image, ImageDraw
 
 from fedloom.experiment import Run
+from fedloom.federation.records import Federation
 from fedloom.reproduction.tables import Part, load_table, table_names
 from fedloom.runs.files import explained, write_atomically
 from fedloom.runs.folder import RunFolder
 
+LATENTS = "latents.png"  # in a run folder
+SHOWN, PANEL = 2000, 240  # test images whose latents are drawn; pixels of a side
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 ACROSS = 3  # rows of a table beside each other
 GAP, TITLE = 10, 14  # pixels
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 
 
-def figure_path(paper: Path, part: Part) -> Path:
-    """Where a part's picture lies."""
-    return paper / "figures" / part.figure
+@dataclass(frozen=True)
+class Figure:
+    """A picture that a part may have."""
+
+    name: str  # the part's field that says where it goes
+    shows: str
+    drawn: Callable[[RunFolder], list[Path]]  # what a run has for it
+
+    def path(self, paper: Path, part: Part) -> Path | None:
+        """Where it lies, if the part has one."""
+        file: str = getattr(part, self.name)
+        return paper / "figures" / file if file else None
 
 
 def add_to_figures(runs: Mapping[str, Run], paper: Path) -> None:
     """Put pictures of first seeds, by the identity of their run, into the figures of all rows that they are."""
-    drawn = {
-        key: {shows: found(run.folder) for shows, found in DRAWN.items()}
+    folders = {
+        key: run.folder
         for key, run in runs.items()
         if run.config.seed == 0 and run.folder.status["state"] == "finished"
     }
-    tables = [load_table(name) for name in table_names() if drawn and name.partition("/")[0] == paper.name]
-    for part in (part for table in tables for part in table.parts if part.figure):
-        for place, row in enumerate(part.rows):
-            if found := drawn.get(row.identity, {}).get(part.shows):
-                _put(figure_path(paper, part), [row.name for row in part.rows], place, found)
+    for part, figure in product(_parts(paper) if folders else (), FIGURES):
+        if path := figure.path(paper, part):
+            for place, row in enumerate(part.rows):
+                if row.identity in folders and (panels := figure.drawn(folders[row.identity])):
+                    _put(path, [row.name for row in part.rows], place, panels)
 
 
-def _samples(folder: RunFolder) -> list[Path]:
-    return sorted(folder.samples_of(folder.rounds_done).glob("*.png"))
+def draw_latents(run: Run, identity: str, paper: Path, federation: Federation, device: str) -> None:
+    """Where the first two latents of some held-out records lie, by class, if a figure asks for it."""
+    if not any(part.latents and identity in (row.identity for row in part.rows) for part in _parts(paper)):
+        return
+    _, evaluation = run.evaluation(device=device, federation=federation)
+    if not evaluation.autoencoders:
+        return
+    some = federation.test.take(torch.arange(min(SHOWN, len(federation.test))))
+    places = evaluation.autoencoders[0].codes(some)[:, :2].double()
+    low, high = (places.quantile(q, dim=0) for q in (0.01, 0.99))  # the middle 98 % of both
+    shares = ((places - low) / (high - low).clamp_min(1e-9)).clamp(-1, 2)
+    panel = Image.new("RGB", (PANEL, PANEL), WHITE)
+    draw = ImageDraw.Draw(panel)
+    for (x, y), label in zip((shares * (PANEL - 8) + 4).tolist(), some.y.tolist(), strict=True):
+        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=COLOURS[label % len(COLOURS)])
+    _save(panel, run.folder.path / LATENTS)
 
 
-def _outliers(folder: RunFolder) -> list[Path]:
-    """Of the generator that is closest to them: a silo's own comes last by name."""
-    return sorted((folder.path / "audit").glob("outliers-*.png"))[-1:]
+def _parts(paper: Path) -> list[Part]:
+    tables = (load_table(name) for name in table_names() if name.partition("/")[0] == paper.name)
+    return [part for table in tables for part in table.parts]
 
 
-DRAWN: dict[str, Callable[[RunFolder], list[Path]]] = {"samples": _samples, "outliers": _outliers}
+FIGURES = (
+    Figure("figure", "samples of each row", lambda run: sorted(run.samples_of(run.rounds_done).glob("*.png"))),
+    Figure(
+        "outliers",
+        "of each row outliers, the closest outputs, and the typical records nearest to these",
+        # Of the generator that is closest to them: a silo's own comes last by name.
+        lambda run: sorted((run.path / "audit").glob("outliers-*.png"))[-1:],
+    ),
+    Figure("latents", "of each row the latents of test images, by class", lambda run: list(run.path.glob(LATENTS))),
+)
 
 
 def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
@@ -59,7 +98,7 @@ def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
     draw = ImageDraw.Draw(sheet)
     corners = [(column * width, line * height) for line in range(lines) for column in range(ACROSS)]
     for (left, top), name in zip(corners, names, strict=False):
-        draw.text((left + 2, top + 1), name, fill=BLACK)
+        draw.text((left + 2, top + 1), _cut(name, width - 4, draw), fill=BLACK)
     if path.is_file():
         with Image.open(path) as before:
             if before.size == size:
@@ -69,10 +108,21 @@ def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
     for panel in panels:
         sheet.paste(panel, (left, top + TITLE))
         left += panel.width
-    buffer = io.BytesIO()
-    sheet.convert("L" if _grey(sheet) else "RGB").save(buffer, format="PNG", optimize=True)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    _save(sheet.convert("L" if _grey(sheet) else "RGB"), path)
+
+
+def _cut(name: str, width: float, draw: ImageDraw.ImageDraw) -> str:
+    """As much of a name as there is room for."""
+    while draw.textlength(name) > width:
+        name = name[:-1]
+    return name
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
     write_atomically(path, buffer.getvalue())
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedloom.errors import ConfigError, RunFolderError
-from fedloom.reproduction.figures import figure_path
+from fedloom.reproduction.figures import FIGURES
 from fedloom.reproduction.results import Result, Results
-from fedloom.reproduction.tables import PICTURES, Column, Part, Row, Table, load_table
+from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
 from fedloom.runs.files import write_atomically
 
 NOTHING = "-"
@@ -87,8 +87,9 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
             + "."
         )
         yield ""
-    if part.figure and figure_path(paper, part).is_file():
-        yield from (f"![{PICTURES[part.shows]}: {part.title}](figures/{part.figure})", "")
+    for figure in FIGURES:
+        if (path := figure.path(paper, part)) and path.is_file():
+            yield from (f"![{figure.shows}: {part.title}]({path.relative_to(paper)})", "")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedloom.engines.choice import device_of
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
-from fedloom.reproduction.figures import add_to_figures
+from fedloom.reproduction.figures import add_to_figures, draw_latents
 from fedloom.reproduction.results import Result, Results, evaluation_of, read_result, result_path
 from fedloom.reproduction.stages import STAGES
 from fedloom.reproduction.tables import Row, Table
@@ -151,8 +151,10 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
         outcomes = train_pack(trials, work.out, observer, federations)
     for task in tasks:
         if outcomes[task.trial.name].state != "failed":
-            run = load(work.out / task.trial.name)
-            _measured(run, task, work, federations.data(task.trial.config)).write(task.result)
+            run, federation = load(work.out / task.trial.name), federations.data(task.trial.config)
+            _measured(run, task, work, federation).write(task.result)
+            if task.trial.config.seed == 0 and outcomes[task.trial.name].state == "finished":
+                draw_latents(run, task.identity, task.paper, federation, device_of(task.trial.config.engine).type)
     return outcomes
 
 

@@ -19,10 +19,6 @@ from fedloom.errors import ConfigError, unknown
 
 TABLES = Path(__file__).parent / "tables"
 ELSEWHERE = "data.path and settings of engine"
-PICTURES = {  # what a part's figure may show -> what it says
-    "samples": "samples of each row",
-    "outliers": "of each row outliers, the closest outputs, and the typical records nearest to these",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +85,10 @@ class Part:
     about: str = ""
     rows: tuple[Row, ...] = ()
     reference: Reference = field(default_factory=Reference)
-    figure: str = ""  # a picture of all rows, beside the results
-    shows: str = "samples"  # or "outliers": what the audit drew
+    # Pictures of all rows, beside the results:
+    figure: str = ""  # their samples
+    outliers: str = ""  # what the audit drew
+    latents: str = ""  # where held-out records lie
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,9 +194,6 @@ def _check(table: Table) -> None:
     for column in table.columns:
         if not column.title or bool(column.published) == bool(column.metric):
             raise ConfigError(f"{table.name}: column '{column.title}' needs a title, and either published or metric")
-    for part in table.parts:
-        if part.shows not in PICTURES:
-            raise ConfigError(f"{table.name}: shows: " + unknown("picture", part.shows, PICTURES))
     for title in table.compared:
         if title not in (column.title for column in table.columns):
             raise ConfigError(f"{table.name}: compared: " + unknown("column", title, (c.title for c in table.columns)))
