@@ -1,0 +1,101 @@
+"""ALIGN-FL packed: seconds of a round of several seeds, with the servers' lessons in one stack or one by one, or alone.
+
+    python benchmarks/packed_lessons.py [--device cuda] [--share 0.02] [--runs 3]
+
+Five silos and a server as on MNIST, of random images; with ``--share 1`` a silo takes 940 steps a round and the server
+1,960. All ways are timed in turn, and the fastest round of each counts: on a CPU in seconds of the processor, because
+others may be at work there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from common import keep, random_federation, seconds_of, show
+from fedloom.config import Config, load_config
+from fedloom.engines.base import Job, Taught, initial_state
+from fedloom.engines.fused import Classroom, FusedEngine, FusedOptions
+from fedloom.experiment import Experiment
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.distil import Lesson
+
+SILOS, RECORDS, SAMPLES = 5, 12000, 5000  # of a silo, and of its decoder
+NETWORKS = {"mlp of the paper": "[512, 256, 128]", "tiny mlp": "[16]"}  # in tiny ones what a step costs anyway is most
+
+
+class OneByOne(Classroom):
+    """A classroom for each run."""
+
+    def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
+        super().__init__(configs, options)
+        self._rooms = [Classroom(configs, options) for _ in configs]
+
+    def teach(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
+        """One after another."""
+        return {run: self._rooms[run].teach({run: lesson})[run] for run, lesson in lessons.items()}
+
+
+def rounds_of_pack(network: str, share: float, runs: int, device: torch.device) -> dict[str, Callable[[], object]]:
+    """A round of all runs in one program, with the lessons one by one, and of each run in a program of its own."""
+    federation = random_federation(SILOS, round(RECORDS * share), (1, 28, 28))
+    experiments = [
+        Experiment.of(
+            load_config(
+                "align-fl/mnist",
+                [f"model.hidden={NETWORKS[network]}", f"server.samples={round(SAMPLES * share)}", f"seed={seed}"],
+            ),
+            federation,
+        )
+        for seed in range(runs)
+    ]
+    options = FusedOptions(device, chunk=SILOS * runs)
+    trainers = [experiment.trainer for experiment in experiments]
+    starts = [initial_state(e.method, federation, e.config) for e in experiments]
+    context = RoundContext(1, 2, tuple(range(SILOS)))
+    jobs = {run: Job(start, context, lambda _: None) for run, start in enumerate(starts)}
+    pack, half_packed = (FusedEngine(trainers[0], options, packed=trainers[1:]) for _ in range(2))
+    half_packed._classroom = OneByOne([trainer.config for trainer in trainers], options)
+    alone = [FusedEngine(trainer, options) for trainer in trainers]
+    return {
+        "packed": lambda: pack.rounds(jobs),
+        "lessons one by one": lambda: half_packed.rounds(jobs),
+        "alone": lambda: [engine.rounds({0: jobs[run]}) for run, engine in enumerate(alone)],
+    }
+
+
+def processor_seconds_of(work: Callable[[], object]) -> float:
+    """What this process took for a piece of work."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--share", type=float, default=0.02, help="of the records and samples")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--name", default="packed_lessons", help="of the file with the results")
+    arguments = parser.parse_args()
+    timed = processor_seconds_of if arguments.device == "cpu" else seconds_of
+    rows = []
+    for network in NETWORKS:
+        ways = rounds_of_pack(network, arguments.share, arguments.runs, torch.device(arguments.device))
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(1 + arguments.rounds):
+            for name, work in ways.items():
+                found[name].append(timed(work))
+        best = {name: min(seconds[1:]) for name, seconds in found.items()}  # the first records its steps
+        sizes = {"network": network, "share": arguments.share, "runs": arguments.runs}
+        rows.append({**sizes, **best, "gain": best["lessons one by one"] / best["packed"]})
+    keep(f"{arguments.name}-{arguments.device}", rows)
+    show("seconds of a round of all runs", rows)
+
+
+if __name__ == "__main__":
+    main()
