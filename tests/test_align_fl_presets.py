@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,12 @@ from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.lipschitz import WithPenalty
 from fedloom.objectives.proximal import Proximal
+from fedloom.reproduction.results import Results
+from fedloom.reproduction.tables import load_table
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "papers/align-fl/README.md"
-RESULTS = ROOT / "benchmarks/results/align_fl-cuda.json"
+RESULTS = ROOT / "benchmarks/results"
 DATASETS = ("mnist", "fashion-mnist")
 EPSILONS = ("1", "5", "10", "15", "20", "infinity")
 PENALTIES = ("0", "0.01", "0.05", "0.1", "0.5", "1")
@@ -130,76 +131,16 @@ def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> No
         load_config(preset, [assignment.strip("'") for assignment in assignments.split()])
 
 
-def stored() -> list[dict[str, Any]]:
-    """What was found of each run."""
-    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    return rows
-
-
-def test_what_the_papers_page_calls_obtained_is_what_was_stored() -> None:
-    found, shown = stored(), 0
-    keys = (
-        "frechet/paper-efficientnet-lite0-224/n2000",
-        "frechet/efficientnet-lite0-224/n10000",
-        "probe/paper-accuracy/n400",
-        "probe/paper-weighted-f1/n400",
-        "probe/accuracy/n10000",
-    )
-    tables = README.read_text(encoding="utf-8").partition("### Past the paper")[0]
-    for preset, cells in re.findall(r"\| `fedloom run align-fl/([\w/-]+)` \|(.+)\|", tables):
-        obtained = [cell.strip() for cell in cells.split("|")][3:]
-        runs = [row["metrics"] for row in found if row["row"] == preset]
-        if not runs:
-            assert obtained == ["-"] * 6, preset
-            continue
-        expected = []
-        for key, scale in zip(keys, (1, 1, 100, 100, 100), strict=True):
-            values = [scale * metrics[key] for metrics in runs]
-            more = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-            expected.append(f"{np.mean(values):.2f}{more}")
-        assert obtained == [*expected, str(len(runs))], preset
-        shown += 1
-    assert shown >= 8
-
-
-def test_every_seed_of_a_row_was_stored_once() -> None:
-    runs = [(row["row"], row["seed"]) for row in stored()]
-    assert len(runs) == len(set(runs))
-    assert not [row["row"] for row in stored() if "error" in row]
-
-
-def test_the_papers_tables_hold_nothing_but_what_was_stored() -> None:
-    page, fill = README.read_text(encoding="utf-8"), runpy.run_path(str(README.with_name("fill.py")))
-    assert fill["filled"](page, stored()) == page
-    emptied: str = fill["filled"](page, [])
-    assert emptied != page
-    assert fill["filled"](emptied, stored()) == page
-
-
-def test_figures_4_and_5_are_drawn_from_what_was_stored() -> None:
-    drawn = runpy.run_path(str(README.with_name("figures4and5.py")))["drawing"]()
+def test_figures_4_and_5_are_drawn_from_result_files() -> None:
+    results = Results.read(README.with_name("results"))
+    drawn = runpy.run_path(str(README.with_name("figures4and5.py")))["drawing"](results)
     assert drawn == README.with_name("figures4and5.svg").read_text(encoding="utf-8")
-    known = {row["row"] for row in stored()}
-    points = [f"figure4/mnist/epsilon-{e}" for e in (1, 5, 15, 20)] + ["table2/mnist/dp-sgd", "table2/mnist/no-dp"]
-    points += [f"figure5/mnist/penalty-{w}" for w in (0.01, 0.05, 0.1, 0.5)] + [
-        "table2/mnist/lcd-vae",
-        "table2/mnist/no-dp",
-    ]
-    assert drawn.count("<circle") == sum(point in known for point in points)
-
-
-def test_variety_over_rounds_is_what_was_stored() -> None:
-    (row,) = json.loads((RESULTS.parent / "align_fl_variety-cpu.json").read_text(encoding="utf-8"))["rows"]
-    keys = ("coverage/pixels-k5/n2000", "recall/pixels-k5/n2000", "spread/pixels/n2000/group=mnist")
-    _, _, section = README.read_text(encoding="utf-8").partition("### Variety over rounds")
-    shown = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", section, re.MULTILINE)
-    assert {number for number, *_ in shown} >= {"1", "10"}
-    for number, *values in shown:
-        assert values == [f"{row['over_rounds'][number][key]:.3f}" for key in keys], number
+    points = [row for name in ("fig4", "fig5") for row in load_table(f"align-fl/{name}").rows]
+    assert drawn.count("<circle") == sum(bool(results.of(row.identity)) for row in points) > 0
 
 
 def test_what_servers_made_of_the_same_decoders_is_what_was_stored() -> None:
-    rows = json.loads((RESULTS.parent / "align_fl_server-cpu.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((RESULTS / "align_fl_server-cpu.json").read_text(encoding="utf-8"))["rows"]
     scores: dict[str, dict[int, float]] = {}
     for row in rows:
         scores.setdefault(row["way"], {})[row["seed"]] = 100 * row["metrics"]["probe/accuracy/n10000"]
