@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedloom.federation.rounds import RoundContext
+from fedloom.engines.fused_merge import StackedMean
+from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Mean, ServerState
 from fedloom.sharing.merge import Weighting, merge
 from fedloom.sharing.plan import GLOBAL, GROUP, UPLOAD, BlockKey, SharingPlan
@@ -69,6 +70,34 @@ def test_sums_are_taken_in_float64() -> None:
     found = merged([update("1", 2.0**24, a=1), update("2", 1.0, a=1), update("3", -(2.0**24), a=1)])
     assert found[ENCODER] == [torch.tensor(1 / 3).item()] * 2
     assert merge([update("1", 1.0, a=1)], PLAN, "size")[ENCODER]["w"].dtype is torch.float32
+
+
+def counting(silo: str, count: int, weight: float) -> Update:
+    """Its encoder counts something, and says whether it has."""
+    encoder = {"count": torch.tensor([count, -count]), "has": torch.tensor(count > 0)}
+    return Update(silo, 1, {ENCODER: encoder}, {"all": weight})
+
+
+@pytest.mark.parametrize(
+    ("updates", "mean"),
+    [
+        ([counting("1", 5, 1), counting("2", 6, 3)], 6),  # 5.75
+        ([counting("1", 5, 3), counting("2", 6, 1)], 5),  # 5.25
+        ([counting("1", 0, 1), counting("2", 7, 2), counting("3", 7, 2)], 6),  # 5.6
+        ([counting(str(silo), 20, 0.1 * silo) for silo in (1, 2, 3)], 20),  # 19.999999999999996
+    ],
+)
+def test_the_mean_of_whole_numbers_is_the_nearest_in_every_engine(updates: list[Update], mean: int) -> None:
+    plan = SharingPlan({"encoder": GLOBAL}, ("a",))
+    plain, stacked = merge(updates, plan, "size")[ENCODER], StackedMean(Mean(plan), {})
+    for chunk in (updates[:1], updates[1:]):
+        tensors = [update.blocks[ENCODER] for update in chunk]
+        weights = {f"encoder.{name}": torch.stack([each[name] for each in tensors]) for name in ("count", "has")}
+        stacked.take(stacked.sums(weights, range(len(chunk)), [Site(update.silo, (0,)) for update in chunk], chunk))
+    for found in (plain, stacked.result()[ENCODER]):
+        assert found["count"].dtype is torch.int64
+        assert found["count"].tolist() == [mean, -mean]
+        assert found["has"].tolist() is True
 
 
 def test_a_group_without_participants_keeps_its_branch() -> None:

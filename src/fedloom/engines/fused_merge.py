@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean
-from fedloom.sharing.merge import weight_of
+from fedloom.sharing.merge import mean_of, weight_of
 from fedloom.sharing.plan import BlockKey, Scope, Tensors
 from fedloom.sharing.update import Update
 
@@ -67,7 +67,7 @@ class StackedMean:
     def result(self) -> dict[BlockKey, Tensors]:
         """The means, on the host."""
         return {
-            key: on_host({n: (t / self._weights[key]).to(self._dtypes[key, n]) for n, t in sums.items()})
+            key: on_host({n: mean_of(t, self._weights[key], self._dtypes[key, n]) for n, t in sums.items()})
             for key, sums in self._sums.items()
         }
 

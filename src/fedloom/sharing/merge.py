@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -47,9 +48,15 @@ def merge(updates: Sequence[Update], plan: SharingPlan, weighting: Weighting) ->
                 total[name].add_(tensor.to(torch.float64), alpha=weight)
             weights[key] = weights.get(key, 0.0) + weight
     return {
-        key: {name: (total / weights[key]).to(dtypes[key][name]) for name, total in tensors.items()}
+        key: {name: mean_of(total, weights[key], dtypes[key][name]) for name, total in tensors.items()}
         for key, tensors in sums.items()
     }
+
+
+def mean_of(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+    """A weighted sum over its weight; of whole numbers, such as a counter of batches, the nearest one."""
+    mean = total / weight
+    return (mean if dtype.is_floating_point else mean.round()).to(dtype)
 
 
 def aggregate(updates: Sequence[Update], plan: SharingPlan) -> Update:
