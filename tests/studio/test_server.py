@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -52,19 +53,23 @@ def test_one_that_is_being_answered_stays(impatient: Running) -> None:
         assert impatient.server.studio.watch.watchers == 1
 
 
-def test_silent_connections_keep_nobody_out_for_long(impatient: Running) -> None:
-    silent = [socket.create_connection(("127.0.0.1", impatient.port)) for _ in range(server.MOST_CONNECTIONS)]
+def test_silent_connections_make_room(tmp_path: Path) -> None:
+    """The oldest for the newest, however short the time; one that is being answered stays."""
+    with serving(tmp_path, TOKEN) as running, ExitStack() as held:
 
-    def status() -> bytes:
-        with socket.create_connection(("127.0.0.1", impatient.port), timeout=4) as connection:
-            connection.sendall(WHOLE + b"Connection: close\r\n\r\n")
-            return answers(connection)[9:12]
+        def connection() -> socket.socket:
+            return held.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=4))
 
-    try:
-        end = time.monotonic() + 5
-        while (found := status()) == b"503":
-            assert time.monotonic() < end, "they are still there"
-        assert found == b"401"
-    finally:
-        for connection in silent:
-            connection.close()
+        stream = connection()
+        stream.sendall(STREAM)
+        assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+        silent = [connection() for _ in range(2 * server.MOST_CONNECTIONS)]
+        late = connection()
+        late.sendall(WHOLE + b"Connection: close\r\n\r\n")
+        assert answers(late)[9:12] == b"401"
+        assert answers(silent[0]) == b""
+        silent[-1].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            answers(silent[-1])
+        assert running.server.studio.watch.watchers == 1
+        assert len(running.server.server_state.connections) < server.MOST_CONNECTIONS

@@ -10,6 +10,7 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -78,18 +79,30 @@ def _listener(host: str, port: int) -> socket.socket:
 class Connection(H11Protocol):
     """Ends when nothing whole is asked for: silent connections would keep everybody else out, token or not."""
 
+    _numbers = count()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to count."""
+        """Begin to count; where all places are taken, the oldest that is not being answered goes."""
         super().connection_made(transport)
+        self._number = next(self._numbers)  # a clock does not tell apart those that come together
+        idle = [each for each in self.connections if isinstance(each, Connection) and each is not self and each.idle]
+        if idle and len(self.connections) >= MOST_CONNECTIONS:  # with so many, requests are turned away
+            oldest = min(idle, key=lambda each: each._number)
+            oldest.transport.close()
+            self.connections.discard(oldest)  # at once: its transport may take its time
         self._wait(None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _wait(self, answered: RequestResponseCycle | None) -> None:
         self.loop.call_later(REQUEST_TIME, self._check, answered)
 
     def _check(self, answered: RequestResponseCycle | None) -> None:
         """Close, if the last request is answered and has been the last for all this time."""
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.cycle is answered:
+        if self.idle and self.cycle is answered:
             self.transport.close()
         elif not self.transport.is_closing():
             self._wait(self.cycle)
