@@ -13,6 +13,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile, clip_factors
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
+from fedloom.privacy.lipschitz import bound_spectrally
 from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
 from fedloom.privacy.per_example import Watch
 from fedloom.privacy.sampling import passes, poisson_sample
@@ -20,6 +21,7 @@ from fedloom.privacy.trust import Distributed, Local
 from fedloom.streams import Streams
 
 NOW = Moment(0, 1, 0)
+KINDS = ("mlp", "conv", "up", "certified")
 
 
 def network(seed: int, kind: str) -> nn.Module:
@@ -28,6 +30,7 @@ def network(seed: int, kind: str) -> nn.Module:
         "mlp": lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2)),
         "conv": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)),
         "up": lambda: nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 1, 2, 2), nn.GroupNorm(1, 1)),
+        "certified": lambda: bound_spectrally(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 1)), 0.5),
     }
     return kinds[kind]()
 
@@ -64,7 +67,7 @@ def mechanism(bound: float = 1.0, **changes) -> DPSGD:
 @settings(max_examples=1000)
 @given(
     seed=st.integers(0, 2**31),
-    kind=st.sampled_from(["mlp", "conv", "up"]),
+    kind=st.sampled_from(KINDS),
     scale=st.sampled_from([1e-3, 1.0, 1e3, 1e12, 1e30]),
     bound=st.floats(1e-3, 100),
     fast=st.booleans(),
@@ -85,6 +88,25 @@ def test_one_record_moves_the_sum_by_at_most_the_bound(
         assert distance(whole, sum_of(dp, model, x, without, fast=fast)) <= bound * (1 + 1e-5)
 
 
+@pytest.mark.parametrize(("into", "out"), [(8, 1), (1, 8), (5, 5), (30, 20)])
+def test_factors_that_cancel_are_clipped_as_they_are_summed(into: int, out: int) -> None:
+    """A weight that is always scaled to one length has no gradient along itself: what is left is mere rounding."""
+    torch.manual_seed(0)
+    layer = nn.Linear(into, out, bias=False)
+    layer.weight.data = torch.outer(torch.randn(out), torch.randn(into))
+    model = bound_spectrally(nn.Sequential(layer), 0.4)
+    left, _, right = torch.linalg.svd(layer.weight.data)
+    x = 1e8 * torch.linspace(1, 7, 40).unsqueeze(1) * right[0]
+    for record in torch.eye(len(x)):
+        with Watch(model, ["0.weight"]) as watch:
+            values = model(x) @ left[:, 0]
+        clipped = mechanism().clipped_sum(
+            values, record, dict(model.named_parameters()), torch.tensor(1.0), watch=watch
+        )
+        assert clipped.gradients["0.weight"].norm() <= 1 + 1e-5
+        assert not clipped.gradients["0.weight"].requires_grad
+
+
 def per_tensor(model: nn.Module, x: Tensor, bound: float) -> ClippedSum:
     """The planted fault: each tensor of a gradient clipped to the bound by itself."""
     sums = {}
@@ -101,7 +123,7 @@ def test_clipping_per_tensor_is_found_out_by_neighbouring_sums() -> None:
     assert distance(sum_of(mechanism(), model, x), sum_of(mechanism(), model, x[1:])) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("kind", ["mlp", "conv", "up"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clipping", [Fixed(3.0), Quantile(initial=3.0), Median()], ids=["fixed", "quantile", "median"])
 def test_the_fast_path_equals_the_exact_one(kind: str, clipping: Clipping) -> None:
     model, x, mask = network(1, kind), torch.randn(7, 8), torch.tensor([1.0, 1, 0, 1, 1, 0, 1])

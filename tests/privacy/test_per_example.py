@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, stack_module_state, vjp, vmap
 from torch.nn import functional
@@ -17,6 +19,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.privacy.per_example import (
+    ROUNDING,
     Form,
     Outer,
     Rows,
@@ -205,6 +208,43 @@ def test_every_rule_can_be_batched_over_silos(name: str) -> None:
     norms = vmap(lambda x, gradient: joint_norms(watch.forms([x], [gradient])))(inputs, gradients)
     alone = [joint_norms(watch.forms([i], [g])) for i, g in zip(inputs, gradients, strict=True)]
     torch.testing.assert_close(norms, torch.stack(alone))
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 4)),
+    bias=st.booleans(),
+    limit=st.sampled_from([1e-3, 0.5, 50.0]),
+    uses=st.integers(1, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_bounded_layers_of_any_shape_have_the_norms_of_explicit_gradients(
+    sizes: tuple[int, int, int], bias: bool, limit: float, uses: int, seed: int
+) -> None:
+    """Beyond their bound or within it, used several times; also of a record of zeros, and of one without a gradient."""
+    torch.manual_seed(seed)
+    into, out, places = sizes
+    layer = Bounded(nn.Linear(into, out, bias=bias), limit).double()
+    x = torch.randn(4, places, into, dtype=torch.float64)
+    x[1], x[2, 0, 0] = 0.0, 7.0
+
+    def losses(model: nn.Module, x: Tensor) -> Tensor:
+        values = [((-0.7) ** use * model(x + use)).sin().flatten(1).sum(1) for use in range(uses)]
+        return torch.stack(values).sum(0) * (x[:, 0, 0] != 7.0)
+
+    names = [name for name, _ in layer.named_parameters()]
+    truth = micro_batches(layer, names, losses, x)
+    with Watch(layer, names) as watch:
+        forms = watched_gradients(losses(layer, x), watch)
+    assert forms.keys() == truth.keys()
+    for name, rows in truth.items():
+        torch.testing.assert_close(forms[name].written_out().gradient, rows, rtol=1e-9, atol=1e-12)
+    exact = torch.cat([rows.flatten(1) for rows in truth.values()], dim=1).norm(dim=1)
+    found, weight = joint_norms(forms), forms["weight"]
+    assert isinstance(weight, Outer)
+    size = (weight.left.values.norm(dim=2) * weight.right.values.norm(dim=2)).sum(1)
+    assert found[2] == 0.0
+    assert (found >= exact * (1 - 1e-12) - 1e-14).all()
+    assert (found <= (exact.square() + ROUNDING * size.square()).sqrt() * (1 + 1e-12) + 1e-14).all()
 
 
 def test_cancelling_uses_of_a_layer_never_make_a_norm_too_small() -> None:

@@ -144,6 +144,7 @@ class DPSGD:
             if subject is None:
                 raise ConfigError("privacy.unit is 'subject', but the records do not say whose they are")
             forms, mask = by_subject(forms, subject, mask)
+        forms = {name: form.condensed() for name, form in forms.items()}
         norms = joint_norms(forms)
         bound = self.clipping.bound(bound, norms, mask)
         factors = clip_factors(norms, bound, mask)

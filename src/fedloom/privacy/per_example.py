@@ -87,6 +87,10 @@ class Whole:
         """Itself."""
         return self
 
+    def condensed(self) -> Whole:
+        """Itself."""
+        return self
+
     def __add__(self, other: Form) -> Whole:
         assert isinstance(other, Whole), "a parameter has one form"
         return Whole(self.gradient + other.gradient)
@@ -103,10 +107,9 @@ class Outer:
     def norms(self) -> Tensor:
         """(examples,), the cheapest of three ways."""
         left, right = self.left.values, self.right.values
-        places, p, q = left.shape[-2], left.shape[-1], right.shape[-1]
-        if places == 1:
+        if left.shape[-2] == 1:
             return self.left.norms * self.right.norms
-        if places * (p + q) > p * q:
+        if self._bulky:
             return self.written_out().norms()
         squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
         size = (left.square().sum(dim=2) * right.square().sum(dim=2)).sqrt().sum(dim=1)
@@ -121,6 +124,19 @@ class Outer:
         """The same gradients, as large as they are."""
         products = torch.einsum("bip,biq->bpq", self.left.values, self.right.values)
         return Whole(products.reshape(-1, *self.shape))
+
+    @property
+    def _bulky(self) -> bool:
+        """Whether the factors hold more numbers than their products, and more than one product each."""
+        (places, p), q = self.left.values.shape[-2:], self.right.values.shape[-1]
+        return places > 1 and places * (p + q) > p * q
+
+    def condensed(self) -> Outer | Whole:
+        """The same gradients in fewer numbers, where that can be.
+
+        Products that cancel leave other rounding in a norm than in a sum over examples, unless both see them cancelled.
+        """
+        return self.written_out() if self._bulky else self
 
     def __add__(self, other: Form) -> Outer:
         assert isinstance(other, Outer), "a parameter has one form"
@@ -144,6 +160,10 @@ class Total:
     def written_out(self) -> Whole:
         """The same gradients."""
         return Whole(self.left.values.sum(dim=1))
+
+    def condensed(self) -> Total | Whole:
+        """The same gradients in fewer numbers, where that can be."""
+        return self if self.left.values.shape[-2] == 1 else self.written_out()
 
     def __add__(self, other: Form) -> Total:
         assert isinstance(other, Total), "a parameter has one form"
@@ -297,7 +317,8 @@ class Watch:
         """
         forms: dict[str, Form] = {}
         for call, x, gradient in zip(self.calls, inputs, gradients, strict=True):
-            weight = call.layer.weight if weights is None else weights.get(_joined(call.name, "weight"))
+            own = cast("Tensor", call.layer.weight).detach()
+            weight = own if weights is None else weights.get(_joined(call.name, "weight"))
             for leaf, form in RULES[type(call.layer)](call.layer, x, gradient, weight).items():
                 name = _joined(call.name, leaf)
                 if name in self._names:
