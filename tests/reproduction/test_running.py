@@ -22,6 +22,7 @@ from fedloom.reproduction.rendering import render, render_pages
 from fedloom.reproduction.results import Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
 from fedloom.reproduction.tables import identity, load_table, table_names
+from fedloom.sweep import Federations
 from labelled_vectors import vectors
 
 MORE = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
@@ -140,7 +141,9 @@ def test_a_result_of_an_earlier_version_is_read_and_measured_anew(paper: Path, t
     carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
     path = paper / "results" / "table1" / "first-d-seed-0.json"
     now = json.loads(path.read_text())
-    path.write_text(json.dumps({key: now[key] for key in now if key not in ("evaluation", "measured_on", "precision")}))
+    path.write_text(
+        json.dumps({key: now[key] for key in now if key not in ("evaluation", "measured_on", "precision", "data")})
+    )
     assert (read_result(path).evaluation, read_result(path).metrics) == ({}, now["metrics"])
     assert [task.result for task in tasks(paper, rows=("first/d",))] == [path]
 
@@ -324,7 +327,8 @@ def test_what_a_run_is_does_not_depend_on_where_it_runs_or_how_it_is_measured() 
         assert identity(load_config("demo", [other])) != base
 
 
-def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Path) -> None:
+def heads_of(tmp_path: Path, paper: Path, seed: int) -> Task:
+    """Heads on a table of vectors, drawn with a seed."""
     (tmp_path / "tables" / "tiny" / "heads.toml").write_text(
         """
         title = "heads"
@@ -343,18 +347,33 @@ def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Pat
         overrides = ["privacy.mechanism=none", "data.records_per_silo=0", "data.silos=2"]
         """
     )
-    tables = {split: vectors(seed, 80) for seed, split in enumerate(("train", "test"))}
+    tables = {split: vectors(seed, 80) for seed, split in enumerate(("train", "test"), start=seed)}
     arrays = {f"{key}_{split}": getattr(table, key).numpy() for split, table in tables.items() for key in ("x", "y")}
-    np.savez(tmp_path / "vectors.npz", **arrays)
-    table = load_table("tiny/heads")
-    more = [*MORE, f"data.path={tmp_path / 'vectors.npz'}"]
-    (task,) = tasks_of([table], paper.parent, seeds=1, more=more)
+    np.savez(tmp_path / f"vectors-{seed}.npz", **arrays)
+    more = [*MORE, f"data.path={tmp_path / f'vectors-{seed}.npz'}"]
+    (task,) = tasks_of([load_table("tiny/heads")], paper.parent, seeds=1, more=more)
+    return task
+
+
+def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Path) -> None:
+    task, table = heads_of(tmp_path, paper, 0), load_table("tiny/heads")
     assert task.wanted == ("downstream",)
     carry_out([task], Work(tmp_path / "runs"))
     (result,) = Results.read(paper / "results").of(table.rows[0].identity)
     found = load(tmp_path / "runs" / task.trial.name).folder.downstream["rows"]["synthetic-only"]["global"]
     assert result.metrics["downstream/synthetic-only/global/accuracy"] == found["accuracy"] > 0.8
     assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results({paper: result}), paper)
+
+
+def test_a_result_tells_whether_other_records_were_trained_on(paper: Path, tmp_path: Path) -> None:
+    digests = []
+    for number, seed in enumerate((0, 0, 5)):
+        task = heads_of(tmp_path, paper, seed)
+        carry_out([task], Work(tmp_path / f"runs-{number}"))
+        digests.append(read_result(task.result).data)
+        task.result.unlink()
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0] == Federations().data(heads_of(tmp_path, paper, 0).trial.config).digest
 
 
 def audited(target: str, way: str, rates: tuple[float | None, ...]) -> dict[str, Any]:

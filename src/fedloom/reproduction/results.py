@@ -35,6 +35,7 @@ class Result:
     evaluation: dict[str, Any] = field(default_factory=dict)  # the settings behind all metrics
     measured_on: str = ""  # the device, where it is known
     precision: str = ""  # of training
+    data: str = ""  # a hash over which silo trains on which records; another one means other data
 
     def answers(self, wanted: Collection[str], evaluation: Mapping[str, Any]) -> bool:
         """Whether nothing is left to do: a run that diverged cannot be measured."""

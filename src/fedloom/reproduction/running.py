@@ -186,7 +186,7 @@ def _measured(run: Run, task: Task, work: Work, federation: Federation) -> Resul
             "device": " and ".join(dict.fromkeys(filter(None, (kept["device"], _device_name(device))))),
         }
         folder.note({MEASURED: kept})
-    return _result(run, task, kept)
+    return _result(run, task, kept, federation.digest)
 
 
 def _metrics(
@@ -203,7 +203,7 @@ def _metrics(
     return found
 
 
-def _result(run: Run, task: Task, kept: Mapping[str, Any]) -> Result:
+def _result(run: Run, task: Task, kept: Mapping[str, Any], data: str) -> Result:
     facts, status, rows = run.folder.environment, run.folder.status, run.metrics()
     last = rows[-1] if rows else {}
     account = {key: value for key, value in last.items() if key.startswith("privacy/")}
@@ -226,6 +226,7 @@ def _result(run: Run, task: Task, kept: Mapping[str, Any]) -> Result:
         evaluation=kept["evaluation"],
         measured_on=kept["device"],
         precision=run.folder.config.engine.precision,
+        data=data,
     )
 
 
