@@ -317,8 +317,8 @@ class Watch:
         """
         forms: dict[str, Form] = {}
         for call, x, gradient in zip(self.calls, inputs, gradients, strict=True):
-            own = cast("Tensor", call.layer.weight).detach()
-            weight = own if weights is None else weights.get(_joined(call.name, "weight"))
+            name = _joined(call.name, "weight")
+            weight = cast("Tensor", call.layer.weight).detach() if weights is None else weights.get(name)
             for leaf, form in RULES[type(call.layer)](call.layer, x, gradient, weight).items():
                 name = _joined(call.name, leaf)
                 if name in self._names:
