@@ -67,7 +67,7 @@ def test_imports_run_one_way(path: Path) -> None:
 
 def test_there_are_imports_to_look_at() -> None:
     assert {"config", "errors", "models", "objectives"} <= set(rooms_imported(SOURCE / "methods" / "fissionvae.py"))
-    assert "engines" in set(rooms_imported(SOURCE / "experiment.py"))
+    assert "engines" in set(rooms_imported(SOURCE / "experiment" / "experiment.py"))
 
 
 @pytest.mark.parametrize("path", METHODS, ids=relative)

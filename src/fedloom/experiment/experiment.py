@@ -1,0 +1,247 @@
+"""Data, method, engine and evaluation tied together, and the run that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
+from fedloom.engines.base import Engine, initial_state, participants_of
+from fedloom.engines.charging import silo_plans
+from fedloom.engines.choice import device_of
+from fedloom.engines.training import Trainer
+from fedloom.errors import ConfigError, RunFolderError
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.suite import METRICS, Evaluator
+from fedloom.experiment.lives import Life, Observer
+from fedloom.experiment.states import KeptModels, restored, server_state
+from fedloom.federation.building import build_federation
+from fedloom.federation.canaries import with_canaries
+from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import Method, Setting, make_method
+from fedloom.methods.generator import Generator
+from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.trackers import check_trackers
+from fedloom.streams import Streams
+
+OF_RECORDS = {"likelihood", "probe", "memorisation", "gradients"}  # metrics that look at the records of silos
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Data and method in place, ready to run."""
+
+    config: Config
+    federation: Federation
+    method: Method
+
+    @classmethod
+    def of(cls, config: Config, federation: Federation | None = None) -> Experiment:
+        """Prepare what the configuration asks for, on the federation given or the one that it describes."""
+        config = parse(Config, config.to_mapping())  # a tree made in Python passes the same checks as a file
+        if config.local.updates == "matched" and config.data.layout == "federated":
+            raise ConfigError(
+                "local.updates = 'matched' is for data.layout = 'centralised': it matches a federated run"
+            )
+        if federation is None:
+            federation = build_federation(config.data, Streams(config.seed))
+        elif config.data.layout == "centralised":
+            federation = federation.centralised()
+        federation = with_canaries(federation, config.audit, Streams(config.seed))
+        method = make_method(setting_of(config, federation))
+        if method.labelled:
+            federation.require_labels(method.name)
+        return cls(config, federation, method)
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The random streams."""
+        return Streams(self.config.seed)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains a silo, under the privacy that the configuration asks for."""
+        if self.federation.is_remote:  # each silo plans for itself
+            return Trainer(self.config, self.method, self.federation)
+        rounds = [self.context(number).participants for number in range(1, self.config.rounds + 1)]
+        plans = silo_plans(self.config, self.federation, self.method, rounds)
+        method = replace(self.method, summed=bool(plans) and self.config.privacy.trust == "distributed")
+        return Trainer(self.config, method, self.federation, plans)
+
+    def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
+        """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
+        return Run(self.begin(out, observer).alone(engine))
+
+    def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
+        """Go on from the newest checkpoint, exactly as if nothing had happened."""
+        return Run(self.take_up(folder, observer).alone(engine))
+
+    def begin(self, out: Path | str, observer: Observer | None = None) -> Life:
+        """A run before its first round, in a new folder."""
+        check_trackers(self.config)
+        evaluator = self._evaluator()  # complains before the folder exists
+        # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
+        state = initial_state(self.method, self.federation, self.config)
+        self.trainer.check_privacy()
+        folder = RunFolder.create(Path(out), self.config)
+        return Life(self, folder, state, evaluator, observer or Observer())
+
+    def take_up(self, folder: RunFolder, observer: Observer | None = None) -> Life:
+        """A run as its newest checkpoint left it."""
+        evaluator = self._evaluator()
+        state = initial_state(self.method, self.federation, self.config)
+        if folder.rounds_done:
+            checkpoint = load_checkpoint(folder.path)
+            self._check_same_experiment(folder, checkpoint)
+            state = restored(checkpoint, self.federation)
+        folder.rewind(state.round)
+        return Life(self, folder, state, evaluator, observer or Observer())
+
+    def _evaluator(self) -> Evaluator:
+        """What measures the run, on the device that trains it.
+
+        A server without its silos' records has what it can be told by a public set alone.
+        """
+        settings = self.config.evaluation
+        if self.federation.is_remote:
+            allowed = set(METRICS) - OF_RECORDS if len(self.federation.test) else set()
+            settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
+        return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
+
+    def context(self, number: int) -> RoundContext:
+        """Who takes part in a round."""
+        return RoundContext(number, self.config.rounds, participants_of(self.config, self.federation, number))
+
+    def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
+        if checkpoint.facts.get("config") != self.config.digest():
+            raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
+        if checkpoint.facts.get("federation") != self.federation.digest:
+            raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
+
+
+def setting_of(config: Config, federation: Federation) -> Setting:
+    """The public facts of a federation that a method is made for."""
+    names = tuple(silo.name for silo in federation.silos)
+    return Setting(config, federation.shape, federation.groups, federation.classes, names)
+
+
+def torch_device(name: str) -> torch.device:
+    """A device by its name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device = '{name}' is not there: torch finds no such device on this machine") from error
+    return device
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, and what can be asked of it."""
+
+    folder: RunFolder
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self.folder.config
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row for each round."""
+        return self.folder.metrics()
+
+    def generator(self, round_number: int | None = None) -> Generator:
+        """The generators after a round, by default the newest that was kept; no training data are needed."""
+        checkpoint = load_checkpoint(self.folder.path, round_number)
+        public = checkpoint.facts["setting"]
+        setting = Setting(self.config, tuple(public["shape"]), tuple(public["groups"]), tuple(public["classes"]))
+        return Generator(make_method(setting), server_state(checkpoint), setting.groups, setting.classes)
+
+    def sample(self, count: int, *, group: str, label: str = "", seed: int = 0) -> Tensor:
+        """Records of a group from the newest checkpoint: images in [0, 1], or vectors; of one class, where named."""
+        return self.generator().sample(count, group=group, label=label, seed=seed)
+
+    def evaluation(
+        self,
+        *,
+        settings: EvaluationConfig | None = None,
+        round_number: int | None = None,
+        device: str = "cpu",
+        federation: Federation | None = None,
+    ) -> tuple[Evaluator, Evaluation]:
+        """What metrics look at after a round, by default the newest that was kept, from the run's own data.
+
+        ``settings`` replace the run's own; ``federation`` is needed where the run was given one in memory.
+        """
+        config = self.config if settings is None else replace(self.config, evaluation=settings)
+        checkpoint = load_checkpoint(self.folder.path, round_number)
+        experiment = Experiment.of(config, federation)
+        if checkpoint.facts.get("federation") != experiment.federation.digest:
+            raise RunFolderError(f"{self.folder.path}: the data have changed since its checkpoints were made")
+        evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
+        state = restored(checkpoint, experiment.federation)
+        generator = Generator(
+            experiment.method, state.server, experiment.federation.groups, experiment.federation.classes
+        )
+        rounds, egress = (
+            [row for row in rows if row["round"] <= state.round]
+            for rows in (self.folder.metrics(), self.folder.egress())
+        )
+        silos = KeptModels(state, experiment.federation)
+        return evaluator, evaluator.evaluation(generator, silos, rounds, egress)
+
+    def evaluate(
+        self,
+        *,
+        settings: EvaluationConfig | None = None,
+        round_number: int | None = None,
+        device: str = "cpu",
+        federation: Federation | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> dict[str, float]:
+        """Measure a checkpoint and add what is found to evaluations.jsonl; ``progress`` hears of each metric."""
+        evaluator, evaluation = self.evaluation(
+            settings=settings, round_number=round_number, device=device, federation=federation
+        )
+        number = self.folder.rounds_done if round_number is None else round_number
+        found: dict[str, float] = {}
+        for name, values, seconds in evaluator.measure(evaluation):
+            self.folder.record_evaluation(number, values, seconds)
+            found |= values
+            if progress is not None:
+                progress(name, seconds)
+        return found
+
+
+def train(
+    config: Config, out: Path | str, federation: Federation | None = None, observer: Observer | None = None
+) -> Run:
+    """Run an experiment into a new folder."""
+    return Experiment.of(config, federation).run(out, observer)
+
+
+def resume(
+    out: Path | str,
+    federation: Federation | None = None,
+    observer: Observer | None = None,
+    engine: Mapping[str, str] | None = None,
+) -> Run:
+    """Go on with a run from its newest checkpoint; ``engine`` changes settings of that section, such as the device."""
+    folder = RunFolder.open(Path(out))
+    config = folder.config
+    if engine:
+        config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))
+    return Experiment.of(config, federation).resume(folder, observer)
+
+
+def load(out: Path | str) -> Run:
+    """Find a finished or unfinished run again."""
+    return Run(RunFolder.open(Path(out)))

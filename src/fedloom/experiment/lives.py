@@ -1,0 +1,207 @@
+"""The life of a run: all that happens around the engine's part of each round, alone or beside other runs."""
+
+from __future__ import annotations
+
+import time
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedloom.engines.base import Engine, FederationState, Job, Outcome, Result, RoundReport
+from fedloom.engines.charging import Charging, noise_source
+from fedloom.engines.choice import make_engine
+from fedloom.errors import RunFolderError
+from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.states import KeptModels, checkpoint_of
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.generator import Generator
+from fedloom.runs.checkpoint import save_checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.health import ailment
+from fedloom.runs.images import save_grid
+from fedloom.runs.stacks import Overflow
+from fedloom.runs.trackers import open_trackers
+from fedloom.sharing.update import DivergedError
+
+if TYPE_CHECKING:
+    from fedloom.experiment.experiment import Experiment
+
+GRID = 64  # images in a sample grid
+Rounds = typing.Generator[
+    Job, tuple[FederationState, RoundReport, float], None
+]  # asked for; given, with seconds of training
+
+
+class Observer:
+    """Hears how a run goes on; this one does nothing with it."""
+
+    def started(self, experiment: Experiment, engine: Engine, rounds_done: int) -> None:
+        """The engine is ready."""
+
+    def silo_done(self, context: RoundContext, result: Result) -> None:
+        """A silo finished its part of a round."""
+
+    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+        """A round is over and on disk."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """A run from where it stands to its end."""
+
+    experiment: Experiment
+    folder: RunFolder
+    state: FederationState
+    evaluator: Evaluator
+    observer: Observer
+
+    def alone(self, given: Engine | None = None) -> RunFolder:
+        """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder."""
+        if self.folder.status["state"] == "unfinished":
+            engine = given or make_engine(self.experiment.trainer, self.state, self.earlier_choice)
+            try:
+                failures = live_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
+            finally:
+                engine.close()
+            if failures:
+                raise failures[0]
+        return self.folder
+
+    @property
+    def earlier_choice(self) -> dict[str, Any]:
+        """What the engine chose before the run was stopped: other choices may change the last bit."""
+        choice: dict[str, Any] = self.folder.environment.get("engine_choice", {})
+        return choice
+
+    def rounds(self, engine: Engine) -> Rounds:
+        """Asks for one round after the other, and is told what came of it."""
+        experiment, folder, state = self.experiment, self.folder, self.state
+        config, trainer, observer = experiment.config, experiment.trainer, self.observer
+        folder.keep_coins({found.silo: found.included.tolist() for found in experiment.federation.canaries})
+        trackers = open_trackers(config, folder.path, state.round)
+        source = noise_source(engine.choice())
+        charging = Charging(trainer, folder.ledger, source) if trainer.privacy else None
+        overflow = Overflow(folder.overflow, int(config.engine.state_memory * 1e6))
+        folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
+        try:
+            for kept in state.silos.values():
+                overflow.admit(kept)
+            observer.started(experiment, engine, state.round)
+            while state.round < config.rounds:
+                start = time.perf_counter()
+                context = experiment.context(state.round + 1)
+                if charging is not None:
+                    context = charging.admitted(state, context)
+                before = time.perf_counter() - start
+                state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
+                start = time.perf_counter() - before - training  # other runs' work in between is not counted
+                row, egress = _row(report), [record.to_mapping() for record in report.egress]
+                row["seconds"] = time.perf_counter() - start
+                if charging is not None:
+                    row |= charging.metrics()
+                metrics = self._evaluate(state, row, egress)
+                row["seconds"] = seconds = time.perf_counter() - start
+                folder.record_round(row | metrics, egress)
+                for tracker in trackers:
+                    tracker.record(state.round, row | metrics)
+                if reason := ailment(folder.metrics(), config.rounds):
+                    folder.end("diverged", state.round, reason)
+                    return
+                if state.round % config.engine.checkpoint_every == 0 or state.round == config.rounds:
+                    made = checkpoint_of(config, experiment.federation, state, report.context.participants)
+                    save_checkpoint(folder.path, made, config.engine.keep_checkpoints)
+                observer.round_done(report, metrics, seconds)
+            folder.end("finished", state.round)
+        except DivergedError as error:
+            folder.end("diverged", state.round + 1, str(error))
+        except RunFolderError as error:
+            hint = f"all up to the last checkpoint is kept: 'fedloom resume {folder.path}' goes on from it"
+            raise RunFolderError(f"{error}; {hint}") from error
+        finally:
+            overflow.close()
+            if charging is not None:
+                charging.close()
+            for tracker in trackers:
+                tracker.close()
+
+    def _evaluate(self, state: FederationState, row: dict[str, Any], egress: list[dict[str, Any]]) -> dict[str, float]:
+        """Metrics and sample grids, when they are due; this round's log lines are not yet in the folder."""
+        config, federation, folder = self.experiment.config, self.experiment.federation, self.folder
+        every = config.evaluation.every
+        if state.round != config.rounds and (every == 0 or state.round % every):
+            return {}
+        generator = Generator(self.experiment.method, state.server, federation.groups, federation.classes)
+        if len(federation.shape) == 3 and generator.pathways:
+            samples = folder.samples_of(state.round)
+            for group in federation.groups:
+                way, device = generator.pathways[0], self.evaluator.device
+                images = generator.sample(GRID, group=group, seed=config.seed, pathway=way, device=device)
+                save_grid(images, samples / f"{file_name(group)}.png")
+        rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
+        return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
+
+
+def live_together(
+    lives: Sequence[Life], engine: Engine, carry_out: Callable[[Mapping[int, Job]], Mapping[int, Outcome]]
+) -> dict[int, Exception]:
+    """Live through the rounds of runs that share an engine; returns what went wrong, and in which of them.
+
+    Those furthest behind go first, so that runs that were stopped in different rounds soon go on together.
+    """
+    failures: dict[int, Exception] = {}
+    everyone = [life.rounds(engine) for life in lives]
+
+    def asked(run: int, outcome: Outcome | None, seconds: float = 0.0) -> dict[int, Job]:
+        try:
+            if outcome is None:
+                return {run: next(everyone[run])}
+            if isinstance(outcome, Exception):
+                return {run: everyone[run].throw(outcome)}
+            return {run: everyone[run].send((*outcome, seconds))}
+        except StopIteration:
+            return {}
+        except Exception as error:
+            failures[run] = error
+            return {}
+
+    try:
+        jobs = {run: job for number in range(len(lives)) for run, job in asked(number, None).items()}
+        while jobs:
+            behind = min(job.context.round for job in jobs.values())
+            due = {run: job for run, job in jobs.items() if job.context.round == behind}
+            start = time.perf_counter()
+            outcomes = carry_out(due)
+            seconds = (time.perf_counter() - start) / len(due)
+            for run in due:
+                del jobs[run]
+                jobs |= asked(run, outcomes[run], seconds)
+    finally:
+        for rounds in everyone:
+            rounds.close()
+    return failures
+
+
+def _row(report: RoundReport) -> dict[str, Any]:
+    """What metrics.jsonl says of a round beside its metrics."""
+    context = report.context
+    row = {"round": context.round, "seconds": 0.0, "participants": context.participants, "steps": report.steps}
+    return row | {f"train/{name}": value for name, value in report.terms.items()}
+
+
+def _attempted(engine: Engine, job: Job) -> Outcome:
+    try:
+        return engine.round(job.state, job.context, job.on_silo)
+    except Exception as error:
+        return error
+
+
+def _silo_done(overflow: Overflow, observer: Observer, context: RoundContext, result: Result) -> None:
+    observer.silo_done(context, result)
+    overflow.admit(result.state)
+
+
+def file_name(text: str) -> str:
+    """A group's name as a file name."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)

@@ -1,0 +1,70 @@
+"""The state of a federation as a checkpoint, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fedloom.config import Config
+from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.training import MODEL
+from fedloom.federation.records import Federation
+from fedloom.methods.base import ServerState
+from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint
+from fedloom.sharing.plan import BlockKey, Tensors
+
+
+def checkpoint_of(
+    config: Config, federation: Federation, state: FederationState, chosen: tuple[int, ...]
+) -> Checkpoint:
+    """What is kept of a state after a round in which these silos took part."""
+    server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
+    server |= {f"{MEMORY}{name}": tensor for name, tensor in state.server.memory.items()}
+    facts = {
+        "config": config.digest(),
+        "streams": {"seed": config.seed},
+        "participants": list(chosen),
+        "federation": federation.digest,
+        "setting": {
+            "shape": list(federation.shape),
+            "groups": list(federation.groups),
+            "classes": list(federation.classes),
+        },
+    }
+    silos = {federation.silos[i].name: state.silos[i].source for i in sorted(state.silos)}
+    return Checkpoint(state.round, server, silos, facts)
+
+
+def server_state(checkpoint: Checkpoint) -> ServerState:
+    """The server's part of a checkpoint."""
+    blocks: dict[BlockKey, Tensors] = {}
+    memory: Tensors = {}
+    for name, tensor in checkpoint.server.items():
+        if name.startswith(MEMORY):
+            memory[name.removeprefix(MEMORY)] = tensor
+        else:
+            key, _, parameter = name.removeprefix(BLOCKS).rpartition("/")
+            blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
+    return ServerState(blocks, memory)
+
+
+def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
+    """A checkpoint as the state it was made from."""
+    number = {silo.name: index for index, silo in enumerate(federation.silos)}
+    silos = {number[name]: SiloState(tensors) for name, tensors in checkpoint.silos.items()}
+    return FederationState(checkpoint.round, server_state(checkpoint), silos)
+
+
+class KeptModels(Mapping[str, Tensors]):
+    """What silos keep of their models, by silo and parameter name; looked up one silo at a time."""
+
+    def __init__(self, state: FederationState, federation: Federation) -> None:
+        self._kept = {federation.silos[index].name: kept for index, kept in state.silos.items()}
+
+    def __getitem__(self, silo: str) -> Tensors:
+        return {n.removeprefix(MODEL): t for n, t in self._kept[silo].tensors.items() if n.startswith(MODEL)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
