@@ -17,7 +17,7 @@ from fedloom import sweep
 from fedloom.config import preset_names
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
-from fedloom.experiment import Experiment, Observer
+from fedloom.experiment import Life, Observer
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.sweep import Federations, Outcome, Trial, pack_of, packs_of, read_sweep, run_sweep
@@ -292,12 +292,12 @@ def test_packed_trials_end_as_they_end_alone_and_as_if_never_stopped(written: Wr
 
 
 def test_a_trial_that_fails_leaves_its_pack(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = Experiment._evaluate
+    evaluate = Life._evaluate
 
-    def evaluate_or_break(experiment, *arguments):
-        return 1 / 0 if experiment.config.seed == 2 else evaluate(experiment, *arguments)
+    def evaluate_or_break(life, *arguments):
+        return 1 / 0 if life.experiment.config.seed == 2 else evaluate(life, *arguments)
 
-    monkeypatch.setattr(Experiment, "_evaluate", evaluate_or_break)
+    monkeypatch.setattr(Life, "_evaluate", evaluate_or_break)
     trials = read_sweep(written("[grid]\nseed = [1, 2, 3]\nengine.name = ['fused']"))
     with pytest.warns(FedloomWarning, match="seed-2 left its pack: division by zero"):
         outcomes = run_sweep(trials, tmp_path / "out", unobserved, pack=3)
