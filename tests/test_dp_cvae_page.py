@@ -85,11 +85,7 @@ def test_figures_of_the_attribute_are_those_stored() -> None:
 
 # What is not a method's own accuracy: which run, and which of its heads.
 HEADS = {
-    "silo-only": ("fedavg", "silo-only"),
-    "centralised": ("fedavg", "centralised"),
-    "fedavg": ("fedavg", "federated"),
     "fedprox": ("fedprox", "federated"),
-    "fedlambda": ("fedavg", "mixture"),
     "dp logistic regression": ("dp logistic regression", "federated"),
 }
 
