@@ -216,9 +216,11 @@ def test_every_table_of_the_papers_is_sound(name: str) -> None:
         assert row.preset or row.lipschitz
         if row.preset:
             table.settings(row, row.config(0))
+        assert not table.audit or row.config(0).data.outliers.source, "there is nothing to audit"
     used = {value for row in table.rows for value in row.published}
     assert used <= {column.published for column in table.columns}
     for part in table.parts:
+        assert table.audit or not part.outliers
         if part.reference.row:
             assert len((load_table(part.reference.table or name)).chosen([part.reference.row])) == 1
 
