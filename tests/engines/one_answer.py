@@ -165,8 +165,8 @@ def assert_alike(ours: Tensors, wanted: Tensors, before: Tensors, tolerance: flo
     assert ours.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert (ours[name].shape, ours[name].dtype) == (tensor.shape, tensor.dtype)
-        way = (tensor - before.get(name, torch.zeros(()))).norm()
-        assert (ours[name] - tensor).norm() <= tolerance * way + 1e-6, name
+        way = (tensor - before.get(name, torch.zeros(()))).float().norm()
+        assert (ours[name] - tensor).float().norm() <= tolerance * way + 1e-6, name
 
 
 def assert_same_terms(ours: Any, wanted: Any) -> None:

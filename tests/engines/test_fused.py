@@ -321,6 +321,23 @@ def test_objectives_may_use_the_round_and_what_was_received() -> None:
     assert_one_answer(*trainer_of(config_of(), federation, method), ((0, 1), (0, 1, 2)), IN_CHUNKS)
 
 
+class Scaled(nn.Module):
+    """Learns a number, and holds a whole one, as batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+def test_models_may_hold_single_numbers() -> None:
+    method, federation = with_layer(Scaled())
+    assert_one_answer(*trainer_of(config_of(), federation, method), ((0, 1), (0, 1, 2)), IN_CHUNKS)
+
+
 @pytest.mark.parametrize(
     ("layer", "complaint"),
     [

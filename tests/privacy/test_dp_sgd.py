@@ -175,6 +175,12 @@ def test_half_the_noise_is_found_out() -> None:
     assert not noise_is_right(honest, released(replace(honest, noise_multiplier=0.75), 1500))
 
 
+def test_a_parameter_may_be_a_single_number() -> None:
+    w = nn.Parameter(torch.tensor(2.0))
+    total = mechanism(3.0).clipped_sum(torch.arange(1.0, 6) * w, torch.ones(5), {"w": w}, torch.tensor(3.0))
+    assert total.gradients["w"].item() == pytest.approx(1 + 2 + 3 + 3 + 3)
+
+
 def test_the_sum_is_divided_by_the_public_expected_size_whatever_was_drawn() -> None:
     model, x = network(4, "mlp"), torch.randn(9, 8)
     silent = mechanism(noise_multiplier=0.0, expected=4.0)

@@ -129,5 +129,5 @@ def _first_sentence(error: Exception) -> str:
 
 def finite_rows(tensors: list[Tensor]) -> Tensor:
     """For each silo of a stack whether all its numbers are finite."""
-    flags = [torch.isfinite(tensor).flatten(1).all(dim=1) for tensor in tensors]
+    flags = [torch.isfinite(tensor).unsqueeze(-1).flatten(1).all(dim=1) for tensor in tensors]
     return torch.stack(flags).all(dim=0)

@@ -73,14 +73,18 @@ class Whole:
 
     gradient: Tensor  # (examples, *shape)
 
+    @property
+    def _flat(self) -> Tensor:
+        return self.gradient.unsqueeze(-1).flatten(1)  # a parameter may be a single number
+
     def norms(self) -> Tensor:
         """(examples,)."""
-        norms: Tensor = torch.linalg.vector_norm(self.gradient.flatten(1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self._flat, dim=1)
         return norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
-        rows = torch.nan_to_num(self.gradient.flatten(1), nan=0.0, posinf=0.0, neginf=0.0)
+        rows = torch.nan_to_num(self._flat, nan=0.0, posinf=0.0, neginf=0.0)
         return (factors @ rows).reshape(self.gradient.shape[1:])
 
     def written_out(self) -> Whole:
