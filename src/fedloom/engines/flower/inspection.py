@@ -156,7 +156,6 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
 def _norm(tensors: Tensors, origin: Mapping[str, torch.Tensor]) -> float:
     norms = []
     for name, tensor in tensors.items():
-        move = tensor - origin[name] if name in origin else tensor
-        whole = move if move.is_floating_point() else move.double()
-        norms.append(float(torch.linalg.vector_norm(whole, dtype=torch.float64)))
+        move = tensor.double() - origin[name].double() if name in origin else tensor.double()
+        norms.append(float(torch.linalg.vector_norm(move)))
     return math.hypot(*norms)
