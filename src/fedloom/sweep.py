@@ -63,6 +63,13 @@ class Outcome:
     reason: str = ""
     trace: str = ""  # only where the failure was nobody's mistake
 
+    @classmethod
+    def of(cls, error: Exception) -> Outcome:
+        """A failure, while its error is being handled."""
+        if isinstance(error, FedloomError):
+            return cls("failed", str(error))
+        return cls("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+
 
 def read_sweep(path: Path) -> list[Trial]:
     """Every trial that a sweep file describes; all settings are checked before the first one runs."""
@@ -200,10 +207,8 @@ def _train_together(trials: Sequence[Trial], out: Path, observer: Observer, fede
 def _outcome(trial: Trial, folder: Path, observer: Observer) -> Outcome:
     try:
         status = _ended(trial, folder, observer)
-    except FedloomError as error:
-        return Outcome("failed", str(error))
     except Exception as error:
-        return Outcome("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Outcome.of(error)
     return Outcome(status["state"], status["reason"])
 
 

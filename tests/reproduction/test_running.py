@@ -16,10 +16,11 @@ from faulty_workers import die, fail, linger
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
+from fedloom.federation.records import Federation
 from fedloom.reproduction import running, stages
 from fedloom.reproduction.figures import FIGURES, LATENTS, PANEL, add_to_figures
 from fedloom.reproduction.rendering import render, render_pages
-from fedloom.reproduction.results import Results, read_result
+from fedloom.reproduction.results import Result, Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
 from fedloom.reproduction.tables import identity, load_table, table_names
 from fedloom.sweep import Federations
@@ -238,6 +239,24 @@ def test_a_worker_that_crashes_has_failed(
     (task,) = tasks(paper, rows=("first/d",))
     outcome = carry_out([task], Work(tmp_path / "runs"), workers=2, seconds=60.0)[task.trial.name]
     assert (outcome.state, outcome.reason) == ("failed", reason)
+
+
+def test_a_run_that_cannot_be_measured_leaves_the_others_alone(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, asked = running._measured, tasks(paper)
+    first, second = (task.trial.name for task in asked)
+
+    def fails_once(run: Run, task: Task, work: Work, federation: Federation) -> Result:
+        if task.trial.name == first:
+            raise DataError("no such thing")
+        return measured(run, task, work, federation)
+
+    monkeypatch.setattr(running, "_measured", fails_once)
+    outcomes = carry_out(asked, Work(tmp_path / "runs"))
+    assert (outcomes[first].state, outcomes[first].reason) == ("failed", "no such thing")
+    assert outcomes[second].state == "finished"
+    assert [task.trial.name for task in tasks(paper)] == [first]
 
 
 def test_a_result_whose_run_folder_is_gone_has_no_picture(paper: Path, tmp_path: Path) -> None:

@@ -137,12 +137,14 @@ class FusedEngine:
 
     def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
         """The silos' half of a round of the first run, with nothing beside their blocks."""
-        outcome = self.trained({0: Job(state, context, lambda _: None)}, step_limit)[0]
+        outcome = self.train_together({0: Job(state, context, lambda _: None)}, step_limit)[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def trained(self, jobs: Mapping[int, Job], step_limit: int | None = None) -> dict[int, list[Result] | Exception]:
+    def train_together(
+        self, jobs: Mapping[int, Job], step_limit: int | None = None
+    ) -> dict[int, list[Result] | Exception]:
         """The same of several runs."""
         runs = {run: RunRound(self._members[run], job, trial=True) for run, job in jobs.items()}
         self._train(runs, step_limit)
@@ -231,13 +233,13 @@ class FusedEngine:
         # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
         # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
         parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in places.items()]
-        trained = self._trained(program, schedule.steps)
+        trained = self._left_at_places(program, schedule.steps)
         seconds = (time.perf_counter() - start) / len(members)
         for run, part in parts:
             run.take(part, trained, seconds)
 
     @staticmethod
-    def _trained(program: StackProgram, steps: Sequence[int]) -> list[Trained]:
+    def _left_at_places(program: StackProgram, steps: Sequence[int]) -> list[Trained]:
         """What training left at each place."""
         count = len(steps)
         finite = finite_rows([tensor[:count] for tensor in program.weights.values()])
@@ -271,7 +273,7 @@ class Classroom:
         for run, lesson in lessons.items():
             start = FederationState(0, ServerState({}), {0: state_before(lesson)})
             jobs[self._places[run]] = Job(start, lesson_context(lesson), lambda _: None)
-        outcomes = engine.trained(jobs)
+        outcomes = engine.train_together(jobs)
         found = {run: outcomes[self._places[run]] for run in lessons}
         return {run: came if isinstance(came, Exception) else taught(came[0]) for run, came in found.items()}
 
@@ -290,4 +292,6 @@ class Classroom:
 
     def close(self) -> None:
         """Give the device's memory back."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None

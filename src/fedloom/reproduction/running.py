@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import torch
 
 from fedloom.config import Config, EvaluationConfig
 from fedloom.engines.choice import device_of
-from fedloom.errors import ConfigError, FedloomError
+from fedloom.errors import ConfigError
 from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures, draw_latents
@@ -151,11 +150,19 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
         outcomes = train_pack(trials, work.out, observer, federations)
     for task in tasks:
         if outcomes[task.trial.name].state != "failed":
-            run, federation = load(work.out / task.trial.name), federations.data(task.trial.config)
-            _measured(run, task, work, federation).write(task.result)
-            if task.trial.config.seed == 0 and outcomes[task.trial.name].state == "finished":
-                draw_latents(run, task.identity, task.paper, federation, device_of(task.trial.config.engine).type)
+            try:
+                _conclude(task, work, federations.data(task.trial.config))
+            except Exception as error:  # of this run: the others of its pack are measured all the same
+                outcomes[task.trial.name] = Outcome.of(error)
     return outcomes
+
+
+def _conclude(task: Task, work: Work, federation: Federation) -> None:
+    """Measure a run that has ended, and draw what figures need of it."""
+    run = load(work.out / task.trial.name)
+    _measured(run, task, work, federation).write(task.result)
+    if task.trial.config.seed == 0 and run.folder.status["state"] == "finished":
+        draw_latents(run, task.identity, task.paper, federation, device_of(task.trial.config.engine).type)
 
 
 def _picture(tasks: Sequence[Task], work: Work) -> None:
@@ -296,11 +303,8 @@ def _work(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     try:
         outcomes = _carried_out(tasks, work, unobserved, Federations())
-    except FedloomError as error:
-        outcomes = {task.trial.name: Outcome("failed", str(error)) for task in tasks}
     except Exception as error:
-        why = Outcome("failed", f"{type(error).__name__}: {error}", traceback.format_exc())
-        outcomes = {task.trial.name: why for task in tasks}
+        outcomes = {task.trial.name: Outcome.of(error) for task in tasks}
     report.send({name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"})
 
 
