@@ -149,20 +149,18 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
     with observe(trials) as observer:
         outcomes = train_pack(trials, work.out, observer, federations)
     for task in tasks:
-        if outcomes[task.trial.name].state != "failed":
-            try:
-                _conclude(task, work, federations.data(task.trial.config))
-            except Exception as error:  # of this run: the others of its pack are measured all the same
-                outcomes[task.trial.name] = Outcome.of(error)
+        if outcomes[task.trial.name].state == "failed":
+            continue
+        run, federation = load(work.out / task.trial.name), federations.data(task.trial.config)
+        try:
+            result = _measured(run, task, work, federation)
+        except Exception as error:  # of this run: the others of its pack are measured all the same
+            outcomes[task.trial.name] = Outcome.of(error)
+            continue
+        result.write(task.result)
+        if task.trial.config.seed == 0 and result.state == "finished":
+            draw_latents(run, task.identity, task.paper, federation, device_of(task.trial.config.engine).type)
     return outcomes
-
-
-def _conclude(task: Task, work: Work, federation: Federation) -> None:
-    """Measure a run that has ended, and draw what figures need of it."""
-    run = load(work.out / task.trial.name)
-    _measured(run, task, work, federation).write(task.result)
-    if task.trial.config.seed == 0 and run.folder.status["state"] == "finished":
-        draw_latents(run, task.identity, task.paper, federation, device_of(task.trial.config.engine).type)
 
 
 def _picture(tasks: Sequence[Task], work: Work) -> None:
