@@ -252,3 +252,10 @@ def test_the_page_about_reproduction_lists_every_table() -> None:
     rows = re.findall(r"^\|.+?\| (`.+`) \| \[README.md\]\(\.\./papers/([\w-]+)/", page, re.MULTILINE)
     listed = {f"{paper}/{table}" for tables, paper in rows for table in re.findall(r"`([^`]+)`", tables)}
     assert {f"fissionvae/table{number}" for number in (1, 2, 3)} < listed == set(table_names())
+
+
+def test_a_column_that_no_file_tells_of_is_named(paper: Path) -> None:
+    declared = paper.parents[1] / "tables" / "tiny" / "table1.toml"
+    declared.write_text(declared.read_text().replace('columns = ["FID, published"', 'columns = ["FID, publsihed"'))
+    with pytest.raises(ConfigError, match="unknown column 'FID, publsihed'; did you mean 'FID, published'"):
+        load_table("tiny/table1")

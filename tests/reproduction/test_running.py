@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
@@ -353,10 +352,7 @@ def heads_of(tmp_path: Path, paper: Path, seed: int) -> Task:
         title = "heads"
         downstream = true
         evaluation = { metrics = [] }
-        [[columns]]
-        title = "accuracy, %"
-        metric = "downstream/synthetic-only/global/accuracy"
-        scale = 100.0
+        columns = ["accuracy, %"]
         [[parts]]
         title = "all"
         [[parts.rows]]
@@ -418,9 +414,9 @@ def test_outliers_of_the_first_seed_are_audited_where_a_table_asks_for_it(
 
     monkeypatch.setattr(stages, "audit_run", audit_run)
     declared = tmp_path / "tables" / "tiny" / "table1.toml"
-    shown = 'title = "distance"\nmetric = "audit/outliers-reconstructed/n*"'
-    table = re.sub(r'title = "distance"\nmetric = "[^"]*"', shown, "audit = true\n" + declared.read_text())
-    declared.write_text(table)
+    declared.write_text("audit = true\n" + declared.read_text())
+    columns = declared.with_name("columns.toml")
+    columns.write_text(columns.read_text().replace("spread/pixels/n*/group=mnist", "audit/outliers-reconstructed/n*"))
     asked = tasks(paper, seeds=2, rows=("first/d",))
     assert [task.wanted for task in asked] == [("spread", "audit"), ("spread",)]
     carry_out(asked, Work(tmp_path / "runs"))

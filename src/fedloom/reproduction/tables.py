@@ -1,6 +1,7 @@
 """What a table of a paper consists of: rows that are presets, columns that are published or measured values.
 
 A table is a TOML file in this package, ``tables/<paper>/<table>.toml``. Every part of it becomes a table of its own.
+What the columns of a paper's tables hold stands in one file, ``tables/<paper>/columns.toml``, by their titles.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedloom.config import Config, EvaluationConfig, load_config, parse
 from fedloom.errors import ConfigError, unknown
 
 TABLES = Path(__file__).parent / "tables"
+COLUMNS = "columns"  # the file beside a paper's tables
 ELSEWHERE = "data.path and settings of engine"
 
 
@@ -138,17 +140,27 @@ class Table:
 
 def table_names() -> list[str]:
     """Every table that can be reproduced, such as ``fissionvae/table1``."""
-    return sorted(str(path.relative_to(TABLES).with_suffix("")) for path in TABLES.rglob("*.toml"))
+    files = (path.relative_to(TABLES).with_suffix("") for path in TABLES.rglob("*.toml"))
+    return sorted(str(file) for file in files if file.name != COLUMNS)
 
 
 def load_table(name: str) -> Table:
     """A table by its name."""
     if name not in table_names():
         raise ConfigError(unknown("table", name, table_names()))
-    path = TABLES / f"{name}.toml"
-    table = parse(Table, {"name": name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+    declared = _read(TABLES / f"{name}.toml")
+    known = _read((TABLES / name).with_name(f"{COLUMNS}.toml"))
+    for title in declared["columns"]:
+        if title not in known:
+            raise ConfigError(f"{name}: " + unknown("column", title, known))
+    columns = [{"title": title, **known[title]} for title in declared["columns"]]
+    table = parse(Table, {"name": name, **declared, "columns": columns})
     _check(table)
     return table
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def identity(config: Config) -> str:
@@ -192,8 +204,8 @@ def _check(table: Table) -> None:
     if len(set(ids)) != len(ids) or not all(ids):
         raise ConfigError(f"{table.name}: every row needs an id of its own")
     for column in table.columns:
-        if not column.title or bool(column.published) == bool(column.metric):
-            raise ConfigError(f"{table.name}: column '{column.title}' needs a title, and either published or metric")
+        if bool(column.published) == bool(column.metric):
+            raise ConfigError(f"{table.name}: column '{column.title}' needs either published or metric")
     for title in table.compared:
         if title not in (column.title for column in table.columns):
             raise ConfigError(f"{table.name}: compared: " + unknown("column", title, (c.title for c in table.columns)))
