@@ -108,6 +108,15 @@ def test_a_column_may_be_the_mean_of_what_fits(paper: Path) -> None:
     assert "| +D | 30.00 | 4.5500 | 0.25 | - | 1 |" in render(table, Results.read(paper / "results"), paper)
 
 
+def test_a_part_of_which_the_paper_says_nothing_has_no_column_for_it(paper: Path) -> None:
+    declared = paper.parents[1] / "tables" / "tiny" / "table1.toml"
+    text = declared.read_text()
+    declared.write_text(text.replace("published = { FID = 120.0 }", "").replace("published = { FID = 30 }", ""))
+    first, second = (rendered(paper).split("**second part**")[number].split("|---")[0] for number in (0, 1))
+    assert "| row | distance | distance over that of FedVAE | seeds |" in first
+    assert "| row | FID, published | distance | seeds |" in second
+
+
 def test_a_readme_without_a_place_is_told_how_to_make_one(paper: Path) -> None:
     (paper / "README.md").write_text("nothing")
     table = load_table("tiny/table1")

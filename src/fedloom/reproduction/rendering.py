@@ -62,8 +62,8 @@ def render(table: Table, results: Results, paper: Path) -> str:
 
 def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:
     lines = [Line(table, row, results.of(row.identity)) for row in part.rows]
-    columns = [c for c in table.columns if not c.optional or any(line.values(c) for line in lines)]
-    ratios = _ratios(table, part, results)
+    columns = shown(table, lines)
+    ratios = [ratio for ratio in _ratios(table, part, results) if ratio.column in columns]
     headers = ["row", *(column.title for column in columns), *(ratio.title for ratio in ratios)]
     yield from (f"**{part.title}**", "")
     if part.about:
@@ -92,6 +92,13 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
             yield from (f"![{figure.shows}: {part.title}]({path.relative_to(paper)})", "")
 
 
+def shown(table: Table, lines: Sequence[Line]) -> list[Column]:
+    """The columns of a part: published values only where the paper has one, optional ones where a result has one."""
+    needs_one = (c for c in table.columns if c.published or c.optional)
+    empty = [column for column in needs_one if not any(line.has(column) for line in lines)]
+    return [column for column in table.columns if column not in empty]
+
+
 @dataclass(frozen=True)
 class Line:
     """A row with its results."""
@@ -110,6 +117,10 @@ class Line:
         """Of a run, training and measuring, in the mean."""
         spent = [sum(result.seconds.values()) for result in self.results]
         return f"{mean(spent):.0f}" if spent else NOTHING
+
+    def has(self, column: Column) -> bool:
+        """Whether there is anything to show."""
+        return column.published in self.row.published if column.published else bool(self.values(column))
 
     def values(self, column: Column) -> list[float]:
         """What runs of this row have in a column that is measured."""

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from fedloom.reports.parts import table, text
-from fedloom.reproduction.rendering import Line
+from fedloom.reproduction.rendering import Line, shown
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.tables import Part, Table, load_table, table_names
 from fedloom.studio.catalogue import NotServedError
@@ -58,7 +58,7 @@ def parts_of_table(name: str, papers: Path, sights: Iterable[Sight]) -> str:
 
 def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list[Sight]]) -> str:
     lines = [Line(found.table, row, results.of(found.identities[row.id])) for row in part.rows]
-    columns = [c for c in found.table.columns if not c.optional or any(line.values(c) for line in lines)]
+    columns = shown(found.table, lines)
     rows = [
         (
             text(line.row.name) + _links(runs.get(found.identities[line.row.id], [])),
