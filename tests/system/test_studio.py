@@ -356,7 +356,14 @@ class Quiet(SimpleHTTPRequestHandler):
 
 def test_it_answers_at_the_address_that_it_prints_until_it_is_interrupted(studio: Running) -> None:
     command = [sys.executable, "-m", "fedloom", "studio", str(studio.root), "--port", "0", "--no-open"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that a shell has put into the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert process.stdout is not None
         assert process.stderr is not None
