@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
         ("fedloom rep", {"reproduce", "report"}),
         ("fedloom data s", {"show"}),
         ("fedloom list pri", {"priors"}),
-        ("fedloom run align-fl/best/", {"align-fl/best/private", "align-fl/best/wide"}),
+        (
+            "fedloom run align-fl/best/",
+            {"align-fl/best/private", "align-fl/best/probe", "align-fl/best/two-latents", "align-fl/best/wide"},
+        ),
         ("fedloom synthesize DIR --acc", {"--accept-risk"}),
     ],
 )
