@@ -181,6 +181,7 @@ class ServerConfig:
     # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
     step: Literal["auto", "mean", "distil", "mean+distil"] = "auto"
     trains: Literal["own", "merged"] = "own"  # a model of the server's own, or the average, which then goes down
+    teachers: Literal["averages", "silos"] = "averages"  # after averaging: sample the averages, or what each silo sent
     model: dict[str, Any] = field(default_factory=dict)  # what differs of ``model`` in the server's own
     samples: int = field(default=5000, metadata=at_least(1))  # of each decoder in a round
     balance: Literal["equal", "size"] = "equal"  # as many of each silo, or as its number of records

@@ -114,7 +114,13 @@ METHODS: dict[str, tuple[str, ...]] = {
         *DISTIL,
     ),
     "+D, then distilled": (FISSION, "server.step=mean+distil", *DISTIL),
-    "ContrastAvgSynth": ("method.name=moon", "server.step=mean+distil", "server.trains=merged", *DISTIL),
+    "ContrastAvgSynth": (
+        "method.name=moon",
+        "server.step=mean+distil",
+        "server.trains=merged",
+        "server.teachers=silos",
+        *DISTIL,
+    ),
     "ContrastSynthOnly": ("method.name=moon", "method.model=server", *DISTIL),
 }
 

@@ -40,7 +40,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 GENERATORS = ("sharing.scopes.generator=upload", "sharing.scopes.discriminator=silo")
 CONTRAST = ("method.name=moon", "method.earlier=2")
-AVERAGED_SYNTHETIC = (*CONTRAST, "server.step=mean+distil", "server.trains=merged")
+AVERAGED_SYNTHETIC = (*CONTRAST, "server.step=mean+distil", "server.trains=merged", "server.teachers=silos")
 SYNTHETIC_ONLY = (*CONTRAST, "method.model=server")
 # What a silo keeps from round to round.
 STATEFUL: dict[str, tuple[tuple[str, ...], str]] = {

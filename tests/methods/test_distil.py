@@ -29,6 +29,7 @@ SMALL = ("server.samples=40", "server.epochs=1", "server.batch_size=16")
 EVERYBODY = (0, 1, 2, 3, 4)
 SERVED = ("method.name=moon", "method.model=server")
 GANS = ("method.name=fedgan", "sharing.scopes.generator=upload", "sharing.scopes.discriminator=silo")
+AVERAGES = ("method.name=fedvae", "server.step=mean+distil")
 DRAWN = "server.targets=samples"
 CPU, STREAMS = torch.device("cpu"), Streams(1)
 
@@ -255,6 +256,40 @@ def test_after_averaging_the_samples_are_those_of_the_averaged_groups() -> None:
     torch.testing.assert_close(records.x[40:], torch.sigmoid(model.get_submodule("decoder")(z)))
 
 
+def test_after_averaging_the_samples_may_be_those_of_each_silo() -> None:
+    """What the silos sent is sampled, the average is what starts to learn; earlier decoders are replayed as well."""
+    options = ("method.name=fedvae", "server.step=mean+distil", "server.trains=merged", "server.teachers=silos")
+    trainer, start = trainer_of(config_of(*options, "server.replay=1", *SMALL), UNEQUAL)
+    step = trainer.method.server_step
+    assert isinstance(step, Distil)
+    updates = updates_of(trainer, start)
+    server = collected(step, start.server, updates, 1)
+    server = collected(step, server, [sent(updates[2], 2, 0.0)], 2)
+    assert [(t.name, t.age) for t in step.teachers(server, context(2))] == [
+        ("a0", 1), ("a1", 0), ("a2", 1), ("b0", 1), ("b1", 1),
+    ]  # fmt: skip
+    images = step.synthetic(server, context(2), STREAMS, CPU).x
+    model = trainer.method.build(step.teachers(server, context(2))[0].site)
+    for first, update, version in ((0, updates[0], "a0/0"), (80, updates[2], "a1/1")):
+        parts = update.blocks[BlockKey("decoder", "all")]
+        model.load_state_dict({f"decoder.{n}": t for n, t in parts.items()}, strict=False)
+        z = STREAMS.normal(f"distil/{version}/z1/0", 40, 4, round=2)
+        torch.testing.assert_close(images[first : first + 40], torch.sigmoid(model.get_submodule("decoder")(z)))
+    assert (images[40:80] == 0.5).all()  # the newest of a1, all weights zero
+    assert len(images) == 6 * 40
+    lesson = step.lesson(server, context(2), STREAMS, CPU)
+    average = server.blocks[BlockKey("decoder", "all")]
+    assert equal_bits({n: lesson.weights[f"decoder.{n}"] for n in average}, average)
+
+
+def test_an_average_that_nobody_trained_is_not_replayed() -> None:
+    options = ("method.name=fissionvae", "server.step=mean+distil", "server.replay=1")
+    trainer, start = trainer_of(config_of(*options, *SMALL), UNEQUAL)
+    _, reports, _ = rounds_of(ReferenceEngine(trainer), start, ((0,), EVERYBODY, EVERYBODY))
+    # One group, both of them and the first once more, both of them twice.
+    assert [report.terms["server/samples"] for report in reports] == [40.0, 120.0, 160.0]
+
+
 def test_the_average_itself_may_go_on_learning_and_comes_down() -> None:
     """ContrastAvgSynth: what the silos receive is the average after its lesson, and the server has no other model."""
     options = ("method.name=moon", "server.step=mean+distil", "server.trains=merged", *SMALL)
@@ -337,6 +372,7 @@ class TestWhatIsRefused:
             ([*GANS, "server.latents=ball"], "'ball' is for VAEs of one level"),
             ([*GANS, "model.silos.a.latent=3"], "generators of different latent sizes"),
             (["server.latents=mixture", "model.silos.a.latent=9"], "needs one latent size for all silos"),
+            ([*AVERAGES, "server.latents=mixture"], "'mixture' describes each silo's latents, but averages are"),
             (["model.silos.a.kl_weight=3"], "unknown key 'model.silos.a.kl_weight'"),
             (["model.silos.z.latent=3"], "model.silos: unknown silo 'z'"),
             (["model.silos.a.network=cnov"], "model.silos.a.network: unknown network 'cnov'; did you mean 'conv'"),

@@ -104,16 +104,19 @@ class Distil:
         for update in updates:
             if update.round <= memory.get(ROUND + update.silo, torch.tensor(0)):
                 continue  # overtaken on its way by a newer one
-            own = {k: part for k, part in update.blocks.items() if self.method.plan.blocks[k.block].scope is Scope.SILO}
+            own = {key: part for key, part in update.blocks.items() if self._is_kept(key)}
             self._check(update, {key: part for key, part in own.items() if key not in blocks})
-            blocks |= own
+            blocks |= {self._kept(key, update.silo): part for key, part in own.items()}
             counts = [update.weights.get(f"group={group}", 0.0) for group in self.method.plan.groups]
             memory[ROUND + update.silo] = torch.tensor(update.round)
             memory[RECORDS + update.silo] = torch.tensor(counts, dtype=torch.float64)
             sent = update.payloads.get(PAYLOAD, {})
             memory |= {f"{PAYLOAD}/{update.silo}/{name}": tensor for name, tensor in sent.items()}
-        replaced = [k for k, part in server.blocks.items() if blocks[k] is not part and k.block in self._source.blocks]
-        for key in replaced:
+        # Only teachers of earlier rounds: an average that nobody has trained yet is not worth replaying.
+        known = [key for teacher in self.teachers(server, context) for key in self._keys(teacher).values()]
+        for key in known:
+            if blocks[key] is server.blocks[key]:
+                continue
             for version in range(self.settings.replay):
                 if _older(key, version) in server.blocks:
                     blocks[_older(key, version + 1)] = server.blocks[_older(key, version)]
@@ -141,14 +144,14 @@ class Distil:
         """Whom the server can sample, in the order of their names: their places in the federation do not matter."""
         groups = self.method.plan.groups
         records = {n.removeprefix(RECORDS): t for n, t in server.memory.items() if n.startswith(RECORDS)}
-        if any(self.method.plan.blocks[block].scope is Scope.SILO for block in self._source.blocks):
+        if _taught_by_silos(self.method, self.settings):
             return [
                 Teacher(
                     name, _site(name, counts), float(counts.sum()), context.round - int(server.memory[ROUND + name])
                 )
                 for name, counts in sorted(records.items())
             ]
-        totals = torch.stack(list(records.values())).sum(dim=0).tolist()
+        totals = sum(records.values(), torch.zeros(len(groups), dtype=torch.float64)).tolist()
         found = [Teacher(name, Site(MERGED, (g,)), totals[g], 0) for g, name in enumerate(groups)]
         return [teacher for teacher in found if teacher.records]
 
@@ -223,10 +226,26 @@ class Distil:
 
     def _versions(self, teacher: Teacher, server: ServerState) -> Iterator[dict[BlockKey, Tensors]]:
         """The newest, then those remembered, from new to old."""
-        keys = [k for block in self._source.blocks for k in self.method.plan.prefixes(block, teacher.site).values()]
+        keys = self._keys(teacher)
         for version in range(self.settings.replay + 1):
-            if all(_older(key, version) in server.blocks for key in keys):
-                yield {key: server.blocks[_older(key, version)] for key in keys}
+            if all(_older(kept, version) in server.blocks for kept in keys.values()):
+                yield {key: server.blocks[_older(kept, version)] for key, kept in keys.items()}
+
+    def _keys(self, teacher: Teacher) -> dict[BlockKey, BlockKey]:
+        """Of each block that a teacher generates with its name in the plan, and under which the server keeps it."""
+        plan = self.method.plan
+        keys = (key for block in self._source.blocks for key in plan.prefixes(block, teacher.site).values())
+        return {key: self._kept(key, teacher.name) for key in keys}
+
+    def _is_kept(self, key: BlockKey) -> bool:
+        """Whether the server keeps each silo's copy of a block, beside what it averages."""
+        alone = self.method.plan.blocks[key.block].scope is Scope.SILO
+        return alone or (self.settings.teachers == "silos" and key.block in self._source.blocks)
+
+    def _kept(self, key: BlockKey, name: str) -> BlockKey:
+        """Under which name: that of the silo as well, where the plan's is the average's."""
+        alone = self.method.plan.blocks[key.block].scope is Scope.SILO
+        return key if alone or not self._is_kept(key) else BlockKey(key.block, f"silo={name}/{key.owner}")
 
     def _check(self, update: Update, unknown: Mapping[BlockKey, Tensors]) -> None:
         """Refuse what does not fit the networks that the silo is known to have."""
@@ -306,6 +325,12 @@ def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> 
     return replace(made, build=models, server_plan=kept, pathways=flat_pathways(model.latent))
 
 
+def _taught_by_silos(method: Method, settings: ServerConfig) -> bool:
+    """Whether the server samples what each silo sent, not what was averaged."""
+    source = next(iter(method.pathways.values()))
+    return settings.teachers == "silos" or any(method.plan.blocks[b].scope is Scope.SILO for b in source.blocks)
+
+
 def _taken_over(method: Method, settings: ServerConfig) -> bool:
     """Whether the model that the server trains comes down to the silos."""
     return settings.trains == "merged" or any(rule.down is Down.SERVER for rule in method.plan.blocks.values())
@@ -327,6 +352,11 @@ def _check_settings(method: Method, setting: Setting, before: ServerStep | None)
         raise ConfigError(f"server.latents = '{settings.latents}' is for VAEs of one level; use 'prior'")
     if settings.latents in ("mixture", "histogram") and len(latent_sizes(setting)) > 1:
         raise ConfigError(f"server.latents = '{settings.latents}' needs one latent size for all silos; use 'prior'")
+    if settings.latents in ("mixture", "histogram") and not _taught_by_silos(method, settings):
+        raise ConfigError(
+            f"server.latents = '{settings.latents}' describes each silo's latents, but averages are sampled; set "
+            "server.teachers = 'silos', or use 'prior'"
+        )
     likelihoods = {setting.model_at(silo).likelihood for silo in (*setting.config.model.silos, "")}
     servers = settings.model.get("likelihood", setting.config.model.likelihood)
     if settings.targets == "samples" and "gaussian" in likelihoods and servers == "bernoulli":
