@@ -24,7 +24,7 @@ from engines.one_answer import (
 from fedloom.engines import fused, fused_poisson, fused_private, private_training
 from fedloom.engines.base import FederationState
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow, rows_of_silos
+from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow, rows_of_members
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
@@ -123,7 +123,7 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
     settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
     trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
     (stack,) = stacks_of((trainer,), CPU)
-    rows = rows_of_silos(trainer, stack.silos)
+    rows = rows_of_members(stack.members)
     windows = list(PrivateSchedule(stack, rows, [stack.members[1]], 1).windows(100))
     assert {window.usual for window in windows} == {True, False}
     assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
@@ -143,7 +143,7 @@ def test_batches_are_those_that_were_accounted() -> None:
     method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
     trainer = replace(trainer, method=method)
     (stack,) = stacks_of((trainer,), CPU)
-    rows = rows_of_silos(trainer, stack.silos)
+    rows = rows_of_members(stack.members)
     found = []
     for window in PrivateSchedule(stack, rows, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
         for step in range(len(window)):

@@ -77,7 +77,7 @@ class FusedEngine:
         ]
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
         self._probes = [
-            [probed(stack, phase) for phase in stack.kind.phases] if stack.trainer.privacy else []
+            [probed(stack, phase) for phase in stack.kind.phases] if stack.kind.privacy else []
             for stack in self._stacks
         ]
         self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
@@ -170,13 +170,26 @@ class FusedEngine:
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
             left.sort(key=lambda member: (-member.steps, member.run, member.index))
             while left := [member for member in left if runs[member.run].error is None]:
-                chunk = left[: self.chunk]
+                chunk = self._next_chunk(left)
                 try:
                     self._train_chunk(number, stack, chunk, runs, step_limit)
                 except torch.OutOfMemoryError as error:
                     self._halve(error)
                     continue
-                left = left[len(chunk) :]
+                done = set(chunk)
+                left = [member for member in left if member not in done]
+
+    def _next_chunk(self, left: Sequence[Member]) -> list[Member]:
+        """As many runs as fit, each with the silos that would train together if it were alone.
+
+        So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
+        """
+        chosen: set[Member] = set()
+        for run in dict.fromkeys(member.run for member in left):
+            own = [member for member in left if member.run == run][: self.chunk]
+            if len(chosen) + len(own) <= self.chunk:
+                chosen.update(own)
+        return [member for member in left if member in chosen]
 
     def _halve(self, error: Exception) -> None:
         if self.chunk == 1:
@@ -191,7 +204,7 @@ class FusedEngine:
             options = self.options
             size = min(self.chunk, len(stack.members))
             common = stack, size, self._trials[number], options.precision, options.compiled
-            if stack.trainer.privacy:
+            if stack.kind.privacy:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
                 program = StackProgram(*common)
@@ -226,10 +239,15 @@ class FusedEngine:
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):
             runner.run(window)
-        program.settle(len(members))
+        for position, why in program.faults().items():
+            runs[members[position].run].error = FedloomError(why)
         places: dict[int, list[Place]] = {}
         for position, (member, steps) in enumerate(zip(members, schedule.steps, strict=True)):
-            places.setdefault(member.run, []).append(Place(member, position, steps))
+            if runs[member.run].error is None:
+                places.setdefault(member.run, []).append(Place(member, position, steps))
+        if not places:
+            return
+        program.settle(len(members))
         # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
         # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
         parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in places.items()]

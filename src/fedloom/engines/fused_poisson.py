@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_batches import Stretches
-from fedloom.engines.fused_stack import Member, Stack
+from fedloom.engines.fused_stack import Kind, Member, Stack
 from fedloom.engines.private_training import unit_sizes
-from fedloom.engines.training import Trainer
 from fedloom.methods.base import Phase
 from fedloom.privacy.noise import coins
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import capacity, in_eights, subject_passes
 from fedloom.sharing.plan import Tensors
+from fedloom.streams import streams_of
 
 NOISE = "noise/"
 # For each phase its passes, each with ``index``, ``mask`` and ``noise/<name>``; a phase without records has noise only.
@@ -70,25 +70,24 @@ class PrivateSchedule(Stretches):
     def __init__(
         self,
         stack: Stack,
-        rows: Mapping[int, int],
+        rows: Mapping[Member, int],
         members: Sequence[Member],
         round: int,
         limit: int | None = None,
     ) -> None:
-        """``rows`` of a pass of each silo of the stack."""
+        """``rows`` of a pass of each member of the stack."""
         super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
-        trainer, silos = stack.trainer, [member.index for member in members]
-        plans = [trainer.privacy[silo] for silo in silos]
-        self._trainer, self._round = trainer, round
-        self._phases = trainer.method.phases
+        plans = [member.plan for member in members]
+        self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
+        self._seeds = [member.trainer.config.seed for member in members]
         self._private = [phase for phase in self._phases if phase.touches_records]
         self._device = device = stack.device
-        self._number = torch.tensor(silos, device=device)
+        self._number = torch.tensor([member.index for member in members], device=device)
         self._offset = torch.tensor(stack.table.hold([member.silo for member in members]), device=device)
         self._units = torch.tensor([plan.units for plan in plans], device=device)
         self._longest = max(plan.units for plan in plans)
         self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)
-        self._rows = [rows[silo] for silo in silos]
+        self._rows = [rows[member] for member in members]
         self._width = max(rows.values())  # the same in all chunks
         found = zip(members, plans, strict=True)
         self._subjects = [unit_numbers(member.silo, plan.settings.unit) for member, plan in found]
@@ -115,7 +114,7 @@ class PrivateSchedule(Stretches):
                 own, count = next(rest)
                 inputs.append(self._batches(phase, steps[part], part, silos, own, count))
             else:
-                inputs.append((self._noise(phase, steps[part], silos, self._trainer.config.local.batch_size),))
+                inputs.append((self._noise(phase, steps[part], silos, self._batch),))
         return PrivateWindow(tuple(inputs), part.stop - part.start, silos)
 
     def _batches(
@@ -135,7 +134,8 @@ class PrivateSchedule(Stretches):
     def _noise(self, phase: Phase, steps: Tensor, silos: int, rows: int) -> Tensors:
         """By name, each (steps, silos, rows, *shape)."""
         return {
-            NOISE + name: self._trainer.streams.normal(
+            NOISE + name: streams_of(self._seeds[:silos])
+            .normal(
                 f"noise/{phase.name}/{name}",
                 rows,
                 math.prod(shape),
@@ -143,13 +143,14 @@ class PrivateSchedule(Stretches):
                 round=self._round,
                 step=steps.unsqueeze(1),
                 device=self._device,
-            ).reshape(len(steps), silos, rows, *shape)
+            )
+            .reshape(len(steps), silos, rows, *shape)
             for name, shape in phase.objective.noise.items()
         }
 
     def _drawn(self, moments: Tensor, silos: int) -> _Drawn:
         chosen = coins(
-            self._trainer.streams,
+            streams_of(self._seeds[:silos]),
             self._longest,
             silo=self._number[:silos],
             round=self._round,
@@ -197,35 +198,34 @@ def _picked(noise: Tensor, rank: Tensor) -> Tensor:
     return torch.gather(flat, 2, rows).reshape(*rank.shape, *noise.shape[3:])
 
 
-def rows_of_silos(trainer: Trainer, silos: Sequence[int]) -> dict[int, int]:
-    """How many rows one pass of each silo has."""
+def rows_of_members(members: Sequence[Member]) -> dict[Member, int]:
+    """How many rows one pass of each member has."""
     found = {}
-    for number in silos:
-        silo, plan = trainer.federation.silos[number], trainer.privacy[number]
-        found[number] = capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate)
+    for member in members:
+        silo, plan = member.silo, member.plan
+        found[member] = capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate)
     return found
 
 
-def private_buffers(trainer: Trainer, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
+def private_buffers(kind: Kind, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
     """Room for a usual window."""
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(steps, silos, *shape, dtype=dtype, device=device)
 
     def of_phase(phase: Phase) -> Tensors:
-        width = rows if phase.touches_records else trainer.config.local.batch_size
+        width = rows if phase.touches_records else kind.local.batch_size
         noise = {NOISE + name: buffer(width, *shape) for name, shape in phase.objective.noise.items()}
         batch = {"index": buffer(width, dtype=torch.int64), "mask": buffer(width)}
         return {**batch, **noise} if phase.touches_records else noise
 
-    return tuple((of_phase(phase),) for phase in trainer.method.phases)
+    return tuple((of_phase(phase),) for phase in kind.phases)
 
 
-def private_numbers_per_step(trainer: Trainer, silos: Sequence[int], rows: int) -> int:
-    """How many numbers a window holds for each step of a silo, and the drawing of it beside them."""
-    units = max(trainer.privacy[silo].units for silo in silos)
+def private_numbers_per_step(kind: Kind, units: int, rows: int) -> int:
+    """How many numbers a window holds for each step of a silo of so many units, and the drawing of it beside them."""
     total = 0
-    for phase in trainer.method.phases:
+    for phase in kind.phases:
         noise = sum(math.prod(shape) for shape in phase.objective.noise.values())
-        total += rows * (noise + 5) + 8 * units if phase.touches_records else trainer.config.local.batch_size * noise
+        total += rows * (noise + 5) + 8 * units if phase.touches_records else kind.local.batch_size * noise
     return total

@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.fused_batches import Stretches, gathered
+from fedloom.engines.fused_noise import DeviceNoise, HostNoise
 from fedloom.engines.fused_poisson import (
     NOISE,
     PrivateSchedule,
     private_buffers,
     private_numbers_per_step,
-    rows_of_silos,
+    rows_of_members,
 )
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_stack import Member, Stack
@@ -29,13 +30,11 @@ from fedloom.engines.fused_step import Precision, batched_losses, matrix_precisi
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.training import BOUND, parameters_of
-from fedloom.errors import FedloomError
 from fedloom.federation.records import UNLABELLED
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.per_example import NOT_A_NUMBER, Form, Watch, Whole
 from fedloom.sharing.plan import Tensors
 
@@ -52,11 +51,6 @@ def probed(stack: Stack, phase: Phase) -> Probe:
     """A trial on some records of the stack."""
     trained, first = parameters_of(phase, stack.model), stack.members[0]
     return Probe(*watched_trial(stack.model, phase, trained, first.silo, first.trainer.streams))
-
-
-def mechanism_of(stack: Stack) -> DPSGD:
-    """The mechanism of a stack's silos, which differ in their scales and rates alone."""
-    return stack.trainer.privacy[stack.silos[0]].mechanism(0)
 
 
 def private_trial(trial: Trial, mechanism: DPSGD) -> Trial:
@@ -170,15 +164,15 @@ class PrivateProgram(StackProgram):
         probes: Sequence[Probe],
         host_noise: bool,
     ) -> None:
-        self._mechanism = mechanism = mechanism_of(stack)
-        self._trainer, phases = stack.trainer, stack.kind.phases
+        mechanism, phases = stack.kind.privacy, stack.kind.phases
+        assert mechanism is not None, "a stack under DP-SGD"
+        self._mechanism = mechanism
         adapted = [private_trial(t, mechanism) if p.touches_records else t for p, t in zip(phases, trials, strict=True)]
         super().__init__(stack, size, adapted, precision, compiled)
-        self._host_noise = host_noise
-        self._silos: Sequence[int] = ()
-        self._round = self._steps_taken = 0
+        self._host_noise = host_noise or self._device.type == "cpu"
+        self._round = 0
         context = lambda: cast("RoundContext", self._context)  # noqa: E731
-        self._rows = rows_of_silos(stack.trainer, stack.silos)
+        self._rows = rows_of_members(stack.members)
         rows = max(self._rows.values())
         self._clipped = {
             number: ClippedPhase(
@@ -212,34 +206,35 @@ class PrivateProgram(StackProgram):
             self._drawn[number] = torch.zeros(size, -(-numbers // 4) * 4, device=self._device)
             self._flat[number] = self._drawn[number][:, :numbers]
             self._noise[number] = divided(self._flat[number], shapes)
-        self._bounds = {n: mechanism.clipping.start().to(self._device).repeat(size) for n in self._clipped}
+        self._bounds = {number: torch.zeros(size, device=self._device) for number in self._clipped}
         self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
         self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
-        self._generator = torch.Generator(self._device)
+        self._source: HostNoise | DeviceNoise = HostNoise((), 0, ())
 
     def begin(self, context: RoundContext, members: Sequence[Member]) -> None:
         """A new round, and the members of a chunk."""
         super().begin(context, members)
-        self._round, self._silos, self._steps_taken = context.round, [member.index for member in members], 0
+        self._round = context.round
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
-        """Also each silo's clip bounds, scales and public rows."""
+        """Also each silo's clip bounds, scales and public rows, all by the plan of its own run."""
         super().load(members, states)
-        trainer, rows, silos = self._trainer, self._public_group.shape[1], len(members)
-        mechanisms = [trainer.privacy[silo].mechanism(self._round) for silo in self._silos]
+        rows, silos = self._public_group.shape[1], len(members)
+        mechanisms = [member.plan.mechanism(self._round) for member in members]
         self._scales[:, :silos] = torch.tensor([astuple(mechanism.scale) for mechanism in mechanisms]).t()
         batches = [public_batch(member.silo, rows) for member in members]
         self._public_group[:silos] = torch.stack([batch.group for batch in batches])
-        kept = [state.silos.get(silo, SiloState()) for silo, state in zip(self._silos, states, strict=True)]
+        kept = [s.silos.get(member.index, SiloState()).tensors for member, s in zip(members, states, strict=True)]
         for number, bounds in self._bounds.items():
-            name, start = BOUND + self._phases[number].name, self._mechanism.clipping.start()
-            bounds[:silos] = torch.stack([state.tensors.get(name, start) for state in kept])
+            name = BOUND + self._phases[number].name
+            found = zip(kept, mechanisms, strict=True)
+            bounds[:silos] = torch.stack([own.get(name, mechanism.clipping.start()) for own, mechanism in found])
         self._boundless.zero_()
-        # Of the silos that train together: theirs is drawn in one go.
-        self._generator = StreamNoise(trainer.streams).device_generator(
-            f"{self._round}/{tuple(self._silos)}", self._device
-        )
+        if self._host_noise:
+            self._source = HostNoise(members, self._round, list(self._flat.values()))
+        else:
+            self._source = DeviceNoise(members, self._round, list(self._drawn.values()), self._device)
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """Poisson batches."""
@@ -248,27 +243,16 @@ class PrivateProgram(StackProgram):
     @property
     def numbers_per_step(self) -> int:
         """That of Poisson batches, with what it takes to draw them."""
-        return private_numbers_per_step(self._trainer, self._stack.silos, max(self._rows.values()))
+        units = max(member.plan.units for member in self._stack.members)
+        return private_numbers_per_step(self._stack.kind, units, max(self._rows.values()))
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """For each phase its only pass."""
-        return private_buffers(self._trainer, steps, self.size, max(self._rows.values()), self._device)
+        return private_buffers(self._stack.kind, steps, self.size, max(self._rows.values()), self._device)
 
     def draw(self, silos: int) -> None:
-        """The noise of a step: by the device's generator, or on the host silo by silo as the plain loop draws it."""
-        if self._device.type == "cuda" and not self._host_noise:
-            for drawn in self._drawn.values():
-                drawn[:silos].normal_(generator=self._generator)
-            return
-        source, moment = StreamNoise(self._trainer.streams), self._steps_taken * len(self._flat)
-        for number, flat in enumerate(self._flat.values()):
-            for position, silo in enumerate(self._silos[:silos]):
-                now = Moment(silo, self._round, moment + number)
-                if self._device.type == "cpu":
-                    source.fill(flat[position], now)
-                else:
-                    flat[position] = source.normal(flat.shape[1], now)
-        self._steps_taken += 1
+        """The noise of a step."""
+        self._source.draw(silos)
 
     def step(self, inputs: tuple[Any, ...]) -> None:
         """One step of every phase, given for each its passes."""
@@ -313,11 +297,9 @@ class PrivateProgram(StackProgram):
         means = torch.stack([losses.detach(), *(term.detach() for term in terms.values())]).mean(dim=-1)
         return NoPrivacy().gradients(losses, mask, list(leaves.values())), means
 
-    def settle(self, silos: int) -> None:
-        """Refuse what no bound holds for, as the plain loop does."""
-        if bool(self._boundless.any()):
-            raise FedloomError(NOT_A_NUMBER)
-        super().settle(silos)
+    def faults(self) -> dict[int, str]:
+        """What no bound holds for, which the plain loop refuses as well."""
+        return {position: NOT_A_NUMBER for position, found in enumerate(self._boundless.tolist()) if found}
 
     def kept(self, silos: int) -> list[SiloState]:
         """Also a bound that is searched for."""

@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.config import LocalConfig
+from fedloom.config import LocalConfig, PrivacyConfig
 from fedloom.engines.base import site_of
 from fedloom.engines.fused_records import ChunkTable, Table, WholeTable, room_on, size_of
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
+from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.mechanism import Mechanism
+from fedloom.privacy.planning import CLIPPINGS, SiloPlan
 from fedloom.sharing.plan import Down, Tensors
 
 K = TypeVar("K")
@@ -52,6 +54,11 @@ class Member:
         """How many, or how many subjects, stand behind its copies of blocks, in all and per group."""
         return self.trainer.weights(self.index)
 
+    @property
+    def plan(self) -> SiloPlan:
+        """What its records are used for under DP-SGD."""
+        return self.trainer.privacy[self.index]
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -65,7 +72,7 @@ class Kind:
     settle: Callable[[Tensors], Tensors]
     local: LocalConfig
     rounds: int  # an objective may look at it
-    private_run: int | None  # silos under DP-SGD share a stack with those of their own run alone
+    privacy: DPSGD | None  # stands for theirs, which differ in noise, rates and first clip bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +85,6 @@ class Stack:
     table: Table  # of their records; runs may share a silo
     device: torch.device
     constants: dict[Member, Tensors]  # what differs between models beside their weights, such as prior means
-
-    @property
-    def trainer(self) -> Trainer:
-        """Of its first member; under DP-SGD of all."""
-        return self.members[0].trainer
-
-    @property
-    def silos(self) -> list[int]:
-        """The numbers of its members in their federations."""
-        return [member.index for member in self.members]
 
     def sample(self, rows: int) -> Records:
         """Some records, on the device."""
@@ -144,8 +141,17 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
         settle=method.settle,
         local=config.local,
         rounds=config.rounds,
-        private_run=member.run if member.trainer.privacy else None,
+        privacy=_alike(member.plan.settings) if member.trainer.privacy else None,
     )
+
+
+def _alike(settings: PrivacyConfig) -> DPSGD:
+    """What mechanisms of one kind have in common: the rule by which they clip, whom they protect and what they guard.
+
+    Whatever is a silo's own is 1 here, so that it stands for nobody's: a program must ask each member's plan for it.
+    """
+    clipping = CLIPPINGS[settings.clipping](1.0)
+    return DPSGD(1.0, rate=1.0, expected=1.0, clipping=clipping, unit=settings.unit, blocks=settings.blocks)
 
 
 def _stack(

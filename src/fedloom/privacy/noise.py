@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.streams import Streams
+from fedloom.streams import Draws, Streams
 
 COINS, NOISE = "privacy/coins", "privacy/noise"
 
@@ -109,7 +109,7 @@ class StreamNoise:
 
 
 def coins(
-    streams: Streams,
+    streams: Draws,
     count: int,
     *,
     silo: int | Tensor,

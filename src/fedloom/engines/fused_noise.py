@@ -1,0 +1,79 @@
+"""The noise of DP-SGD for a whole chunk of silos, each from the randomness of its own run.
+
+Why it is independent: every draw is seeded by a SHA-256 digest over the seed of the silo's run, the round, and the silo
+and step, or the run's silos that train together. So no two steps, silos or rounds of a run share their noise, runs of
+other seeds share none, and whoever else is packed changes nothing of what a run draws. Runs of one seed draw the same
+numbers, packed or alone: each keeps its own promise, but what two of them release is not independent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.engines.fused_stack import Member
+from fedloom.privacy.noise import Moment, StreamNoise
+
+
+class HostNoise:
+    """Silo by silo, as the plain loop draws it."""
+
+    def __init__(self, members: Sequence[Member], round: int, rooms: Sequence[Tensor]) -> None:
+        """``rooms`` has one for each phase that touches records, (silos, numbers)."""
+        self._sources = [(StreamNoise(member.trainer.streams), member.index) for member in members]
+        self._rooms, self._round, self._steps = rooms, round, 0
+
+    def draw(self, silos: int) -> None:
+        """The next step of the first ``silos`` silos."""
+        for number, room in enumerate(self._rooms):
+            step = self._steps * len(self._rooms) + number
+            for row, (source, silo) in zip(room[:silos], self._sources[:silos], strict=True):
+                moment = Moment(silo, self._round, step)
+                if row.device.type == "cpu":
+                    source.fill(row, moment)
+                else:
+                    row.copy_(source.normal(len(row), moment))
+        self._steps += 1
+
+
+@dataclass(frozen=True, eq=False)
+class _RunNoise:
+    """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
+
+    places: list[int]
+    index: Tensor  # the same, on the device
+    generator: torch.Generator
+
+    def draw(self, room: Tensor, silos: int) -> None:
+        """A step of those of its silos that are among the first ``silos``, in their order."""
+        first, count = self.places[0], bisect_left(self.places, silos)
+        if self.places[-1] - first + 1 == len(self.places):  # side by side
+            room[first : first + count].normal_(generator=self.generator)
+        else:
+            room[self.index[:count]] = room.new_empty(count, room.shape[1]).normal_(generator=self.generator)
+
+
+class DeviceNoise:
+    """Run by run, by generators of the device."""
+
+    def __init__(self, members: Sequence[Member], round: int, rooms: Sequence[Tensor], device: torch.device) -> None:
+        """``rooms`` has one for each phase that touches records, (silos, numbers)."""
+        self._rooms = rooms
+        places: dict[int, list[int]] = {}
+        for position, member in enumerate(members):
+            places.setdefault(member.run, []).append(position)
+        self._runs = []
+        for own in places.values():
+            name = f"{round}/{tuple(members[position].index for position in own)}"
+            generator = StreamNoise(members[own[0]].trainer.streams).device_generator(name, device)
+            self._runs.append(_RunNoise(own, torch.tensor(own, device=device), generator))
+
+    def draw(self, silos: int) -> None:
+        """The next step of the first ``silos`` silos."""
+        for room in self._rooms:
+            for run in self._runs:
+                run.draw(room, silos)
