@@ -144,6 +144,23 @@ def test_earlier_decoders_are_kept_as_far_back_as_asked_for() -> None:
     assert kept == {"silo=a0": [4.0], "before-1/silo=a0": [3.0], "before-2/silo=a0": [2.0]}
 
 
+def test_an_earlier_decoder_is_sampled_where_its_own_latents_were() -> None:
+    """A silo's mixture of round 1 sits at -1, that of round 2 at +1, without any width; the decoder shows the side."""
+    trainer, start, step = aligned("server.replay=1", "server.latents=mixture", "server.components=1")
+    update, server = updates_of(trainer, start)[0], start.server
+    for number, place in ((1, -1.0), (2, 1.0)):
+        mixture = {"weights": torch.ones(1), "means": torch.full((1, 4), place), "variances": torch.zeros(1, 4)}
+        blocks = {key: dict(part) for key, part in update.blocks.items()}
+        told = replace(update, round=number, blocks=blocks, payloads={"latents": mixture})
+        server = collected(step, server, [told], number)
+    images = step.synthetic(server, context(2), STREAMS, CPU).x
+    model = trainer.method.build(step.teachers(server, context(2))[0].site)
+    model.load_state_dict({f"decoder.{n}": t for n, t in update.blocks[decoder_of("a0")].items()}, strict=False)
+    decoder = model.get_submodule("decoder")
+    for rows, place in ((images[:40], 1.0), (images[40:], -1.0)):
+        torch.testing.assert_close(rows, torch.sigmoid(decoder(torch.full((40, 4), place))))
+
+
 def test_a_late_decoder_is_used_when_it_arrives_unless_a_newer_one_overtook_it() -> None:
     trainer, start, step = aligned()
     first, second = updates_of(trainer, start)[:2]
@@ -372,6 +389,7 @@ class TestWhatIsRefused:
             ([*GANS, "server.latents=ball"], "'ball' is for VAEs of one level"),
             ([*GANS, "model.silos.a.latent=3"], "generators of different latent sizes"),
             (["server.latents=mixture", "model.silos.a.latent=9"], "needs one latent size for all silos"),
+            ([*AVERAGES, "server.teachers=silos", "privacy.trust=distributed"], "shows the server the sum alone"),
             ([*AVERAGES, "server.latents=mixture"], "'mixture' describes each silo's latents, but averages are"),
             (["model.silos.a.kl_weight=3"], "unknown key 'model.silos.a.kl_weight'"),
             (["model.silos.z.latent=3"], "model.silos: unknown silo 'z'"),

@@ -111,15 +111,17 @@ class Distil:
             memory[ROUND + update.silo] = torch.tensor(update.round)
             memory[RECORDS + update.silo] = torch.tensor(counts, dtype=torch.float64)
             sent = update.payloads.get(PAYLOAD, {})
-            memory |= {f"{PAYLOAD}/{update.silo}/{name}": tensor for name, tensor in sent.items()}
+            memory |= {_latents(update.silo, 0) + name: tensor for name, tensor in sent.items()}
         # Only teachers of earlier rounds: an average that nobody has trained yet is not worth replaying.
-        known = [key for teacher in self.teachers(server, context) for key in self._keys(teacher).values()]
-        for key in known:
-            if blocks[key] is server.blocks[key]:
+        for teacher in self.teachers(server, context):
+            keys = self._keys(teacher).values()
+            if all(blocks[key] is server.blocks[key] for key in keys):
                 continue
             for version in range(self.settings.replay):
-                if _older(key, version) in server.blocks:
-                    blocks[_older(key, version + 1)] = server.blocks[_older(key, version)]
+                known = (key for key in keys if _older(key, version) in server.blocks)
+                blocks |= {_older(key, version + 1): server.blocks[_older(key, version)] for key in known}
+                described = _described(server, teacher.name, version)
+                memory |= {_latents(teacher.name, version + 1) + name: tensor for name, tensor in described.items()}
         return ServerState(blocks, memory)
 
     def lesson(self, server: ServerState, context: RoundContext, streams: Streams, device: torch.device) -> Lesson:
@@ -173,12 +175,11 @@ class Distil:
         """Samples of every teacher, others in every round."""
         teachers, tables = self.teachers(server, context), []
         for teacher, count in zip(teachers, self._counts(teachers), strict=True):
-            prefix = f"{PAYLOAD}/{teacher.name}/"
-            sent = {n.removeprefix(prefix): t.to(device) for n, t in server.memory.items() if n.startswith(prefix)}
             for version, parts in enumerate(self._versions(teacher, server)):
                 model = self.method.build(teacher.site)
                 model.load_state_dict(self.method.plan.join(parts, teacher.site), strict=False)
                 model.to(device).eval()
+                sent = {name: t.to(device) for name, t in _described(server, teacher.name, version).items()}
                 for chunk in range(math.ceil(count / CHUNK)):
                     rows = min(CHUNK, count - chunk * CHUNK)
                     group = torch.tensor(teacher.site.groups).repeat(rows)[:rows].to(device)
@@ -270,6 +271,17 @@ def _older(key: BlockKey, version: int) -> BlockKey:
     return BlockKey(key.block, f"before-{version}/{key.owner}") if version else key
 
 
+def _latents(silo: str, version: int) -> str:
+    """Under which names what a silo tells of its latents is remembered, with a decoder of this version."""
+    return f"{PAYLOAD}/before-{version}/{silo}/" if version else f"{PAYLOAD}/{silo}/"
+
+
+def _described(server: ServerState, silo: str, version: int) -> Tensors:
+    """What a silo told of its latents."""
+    prefix = _latents(silo, version)
+    return {name.removeprefix(prefix): t for name, t in server.memory.items() if name.startswith(prefix)}
+
+
 def _site(silo: str, counts: Tensor) -> Site:
     """A silo by its records of each group; where it tells nothing of groups, there is the first."""
     return Site(silo, tuple(torch.nonzero(counts).flatten().tolist()) or (0,))
@@ -356,6 +368,11 @@ def _check_settings(method: Method, setting: Setting, before: ServerStep | None)
         raise ConfigError(
             f"server.latents = '{settings.latents}' describes each silo's latents, but averages are sampled; set "
             "server.teachers = 'silos', or use 'prior'"
+        )
+    if settings.teachers == "silos" and setting.config.privacy.trust == "distributed":
+        raise ConfigError(
+            "server.teachers = 'silos' samples what each silo sent, of which privacy.trust = 'distributed' shows the "
+            "server the sum alone; use 'averages'"
         )
     likelihoods = {setting.model_at(silo).likelihood for silo in (*setting.config.model.silos, "")}
     servers = settings.model.get("likelihood", setting.config.model.likelihood)
