@@ -163,6 +163,18 @@ def test_pictures_show_outlier_output_and_nearest_typical_record() -> None:
     assert all(bool((known == row).flatten(1).all(dim=1).any()) for row in pictures.typical)
 
 
+def test_what_a_silo_never_saw_is_of_the_classes_that_it_saw() -> None:
+    """A silo of dark images beside one of bright ones: a dark image that neither saw must not look like a member."""
+    dark, bright = images(0, 30), images(1, 30, bright=True)
+    test = concatenate([images(3, 40), images(4, 40, bright=True)])
+    data = Federation("toy", (Silo("dark", dark), Silo("bright", bright)), test, ("all",), ("dark", "bright"))
+    averages = replace(images(5, 6), x=torch.stack([images(s, 200).x.mean(dim=0) for s in range(6)]))
+    found = attacked("membership", evaluation(data, {"silo=dark": averages}, UPLOAD), records=80).values
+    assert {row["others"] for row in found} == {20}  # half of the dark ones; the rest is for reference
+    by_output = next(row for row in found if row["attack"] == "closest output")
+    assert by_output["area"] == pytest.approx(0.5, abs=0.2)
+
+
 @pytest.mark.parametrize("attack", ["closest output", "nearest sample", "density of samples"])
 def test_members_are_told_from_others_where_they_were_learned_by_heart_and_only_there(attack: str) -> None:
     data = federation()

@@ -104,10 +104,11 @@ class Audit:
         order = self.evaluation.streams.permutation(f"audit/{purpose}", len(records))
         return records.take(order[: self.effort.records])
 
-    def held_out(self, target: Target) -> Records:
-        """The held-out records of a target's groups."""
+    def held_out(self, target: Target, trained: Trained) -> Records:
+        """Held-out records of a target's groups and of the classes it learned: others would be told by their class."""
         test = self.evaluation.real.federation.test
-        return test.take(torch.nonzero(torch.isin(test.group, torch.tensor(target.groups))).flatten())
+        alike = torch.isin(test.group, torch.tensor(target.groups)) & torch.isin(test.y, trained.typical.y)
+        return test.take(torch.nonzero(alike).flatten())
 
 
 # Canaries
@@ -170,7 +171,7 @@ def membership(audit: Audit) -> Findings:
     """For each generator, and each way to score a record by it: how well training records are told from others."""
     found: list[dict[str, Any]] = []
     for target, trained in audit.targets():
-        held_out = audit.some("held-out", audit.held_out(target))
+        held_out = audit.some("held-out", audit.held_out(target, trained))
         half = len(held_out) // 2
         others, reference = held_out.take(torch.arange(half)), held_out.take(torch.arange(half, len(held_out)))
         members = audit.some("members", trained.typical)
@@ -306,7 +307,7 @@ def _kinds(audit: Audit, target: Target, trained: Trained, unseen: Records) -> d
             len(trained.typical) + others.to(target.device),
         ),
         "typical": (trained.typical.take(typical), typical.to(target.device)),
-        "unseen_typical": (audit.some("held-out", audit.held_out(target)), None),
+        "unseen_typical": (audit.some("held-out", audit.held_out(target, trained)), None),
     }
     return {name: kind for name, kind in kinds.items() if len(kind[0])}
 
