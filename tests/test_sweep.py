@@ -18,6 +18,8 @@ from fedloom.config import preset_names
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Life, Observer
+from fedloom.federation.records import Federation, Records, Silo
+from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.sweep import Federations, Outcome, Trial, pack_of, packs_of, read_sweep, run_sweep
@@ -238,6 +240,10 @@ PACKABLE = """
 """
 
 
+DP_SGD = "'privacy.mechanism' = ['dp-sgd']\n'privacy.accountant' = ['rdp']"
+PRETRAINING = "'privacy.pretraining' = [2]\n'sharing.scopes.encoder' = ['silo']"
+
+
 def tensors_of(path: Path) -> dict[str, Tensor]:
     checkpoint = load_checkpoint(path)
     return checkpoint.server | {f"{s}/{n}": t for s, kept in checkpoint.silos.items() for n, t in kept.items()}
@@ -253,6 +259,19 @@ def assert_nearly_same_run(one: Path, other: Path) -> None:
     assert grids(one).keys() == grids(other).keys()
     for name, tensor in tensors_of(other).items():
         torch.testing.assert_close(tensors_of(one)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+class Stopping(Observer):
+    """Stops in the second round after the first run of the pack is on disk, so that the others are behind."""
+
+    def round_done(self, report, metrics, seconds):
+        if report.context.round == 2:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stopping(packed: Sequence[Trial]) -> Iterator[Observer]:
+    yield Stopping()
 
 
 def test_packed_trials_end_as_they_end_alone_and_as_if_never_stopped(written: Written, tmp_path: Path) -> None:
@@ -272,23 +291,46 @@ def test_packed_trials_end_as_they_end_alone_and_as_if_never_stopped(written: Wr
     for trial in trials:
         assert_nearly_same_run(tmp_path / "packed" / trial.name, tmp_path / "alone" / trial.name)
 
-    class Stopping(Observer):
-        """Stops in the second round after the first run of the pack is on disk, so that the others are behind."""
-
-        def round_done(self, report, metrics, seconds):
-            if report.context.round == 2:
-                raise KeyboardInterrupt
-
-    @contextmanager
-    def stop(packed: Sequence[Trial]) -> Iterator[Observer]:
-        yield Stopping()
-
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(trials, tmp_path / "stopped", stop, pack=3)
+        run_sweep(trials, tmp_path / "stopped", stopping, pack=3)
     assert [RunFolder.open(tmp_path / "stopped" / name).rounds_done for name in seen[0]] == [2, 1, 1]
     run_sweep(trials, tmp_path / "stopped", unobserved, pack=3)
     for trial in trials:
         assert_nearly_same_run(tmp_path / "stopped" / trial.name, tmp_path / "alone" / trial.name)
+
+
+# Noise 1 for 3 steps of batches of 16 out of 40 records: a round costs epsilon 3.9, and two cost 5.4.
+PRIVATE = f"""
+    [grid]
+    engine.name = ["fused"]
+    local.epochs = [1]
+    rounds = [3]
+    {DP_SGD}
+    'privacy.noise_multiplier' = [1.0]
+    [[variant]]
+    name = "rich"
+    overrides = {{ seed = 1, privacy.epsilon = 20.0, privacy.clip = 0.5 }}
+    [[variant]]
+    name = "poor"
+    overrides = {{ seed = 2, privacy.epsilon = 5.0 }}
+"""
+
+
+@pytest.mark.filterwarnings("ignore:silo '.*' sits out")
+def test_packed_private_trials_spend_what_they_spend_alone(written: Written, tmp_path: Path) -> None:
+    """Also if they were stopped: a round that is done again is not paid again. One of them runs out of budget."""
+    trials = read_sweep(written(PRIVATE))
+    run_sweep(trials, tmp_path / "alone", unobserved, pack=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(trials, tmp_path / "packed", stopping, pack=2)
+    run_sweep(trials, tmp_path / "packed", unobserved, pack=2)
+    for trial in trials:
+        alone, packed = (RunFolder.open(tmp_path / way / trial.name) for way in ("alone", "packed"))
+        assert "2 runs packed" in packed.environment["engine"]
+        assert_nearly_same_run(packed.path, alone.path)
+        assert read_accounts(packed.ledger) == read_accounts(alone.ledger)
+        attended = [len(row["participants"]) for row in packed.metrics()]
+        assert attended == {"rich": [4, 4, 4], "poor": [4, 0, 0]}[trial.name]
 
 
 def test_a_trial_that_fails_leaves_its_pack(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,12 +366,27 @@ def test_a_pack_that_cannot_be_made_is_run_one_by_one(
         ("engine.name = ['fused']", 2, [2, 1]),
         ("engine.name = ['fused']", "auto", [1, 1, 1]),  # no GPU
         ("engine.name = ['auto']", 3, [1, 1, 1]),
-        ("engine.name = ['fused']\n'privacy.mechanism' = ['dp-sgd']\n'privacy.epsilon' = [5.0]", 3, [1, 1, 1]),
+        (f"engine.name = ['fused']\n{DP_SGD}\n'privacy.noise_multiplier' = [1.0, 2.0]", 3, [3, 3]),
+        (f"engine.name = ['fused']\n{DP_SGD}\n'privacy.noise_multiplier' = [1.0]\n{PRETRAINING}", 3, [1, 1, 1]),
     ],
 )
 def test_what_is_packed(written: Written, tmp_path: Path, text: str, pack: sweep.Pack, sizes: list[int]) -> None:
     trials = read_sweep(written(f"[grid]\nseed = [1, 2, 3]\n{text}"))
     assert [len(packed) for packed in packs_of(trials, tmp_path, pack, Federations())] == sizes
+
+
+class Vectors(Federations):
+    """One silo of labelled vectors, whatever is asked for."""
+
+    def data(self, config):
+        records = Records(torch.eye(40, 6), torch.arange(40) % 2, torch.zeros(40, dtype=torch.int64))
+        return Federation("vectors", (Silo("s", records),), records, ("all",), ("ant", "bee"))
+
+
+@pytest.mark.parametrize(("method", "sizes"), [("dp_cvae", [2]), ("moments", [1, 1])])
+def test_what_trains_nothing_is_not_packed(method: str, sizes: list[int], written: Written, tmp_path: Path) -> None:
+    trials = read_sweep(written(f"[grid]\nseed = [1, 2]\nengine.name = ['fused']\nmethod.name = ['{method}']"))
+    assert [len(packed) for packed in packs_of(trials, tmp_path, 2, Vectors())] == sizes
 
 
 def test_on_a_gpu_runs_are_packed_until_silos_fill_the_program(

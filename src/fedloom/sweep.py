@@ -140,19 +140,20 @@ def packs_of(trials: Sequence[Trial], out: Path, pack: Pack, federations: Federa
         with contextlib.suppress(FedloomError):
             if _packable(trial.config, pack) and not _over(trial, out / trial.name):
                 trainer = federations.experiment(trial.config).trainer
-                size = pack_limit(trainer, pack)
-                alike = trial.config.engine, [kind for kind, _ in kinds_of(trainer)]
+                if trainer.method.phases:  # or there is nothing to batch
+                    size = pack_limit(trainer, pack)
+                    alike = trial.config.engine, [kind for kind, _ in kinds_of(trainer)]
         keyed.append(((size, alike), trial))
     packs = [same[i : i + size] for (size, _), same in together(keyed) for i in range(0, len(same), size)]
     return sorted(packs, key=lambda found: trials.index(found[0]))
 
 
 def _packable(config: Config, pack: Pack) -> bool:
-    """Whether packing is wanted, and the engine will be the fused one without privacy.
+    """Whether packing is wanted, and the engine will be the fused one, which knows no private pretraining.
 
     By itself a sweep packs only on a GPU: on a CPU a larger stack falls out of the cache.
     """
-    if pack == 1 or config.privacy.mechanism != "none":
+    if pack == 1 or config.privacy.pretraining:
         return False
     on_gpu = device_of(config.engine).type == "cuda"
     return (config.engine.name == "fused" and (on_gpu or pack != "auto")) or (config.engine.name == "auto" and on_gpu)

@@ -123,6 +123,7 @@ def assert_packed_equals_alone(
             (("seed=1",), ("seed=2", "privacy.noise_multiplier=3", "privacy.clip=0.5")),
         ),
         (with_subjects(LARGER), ("privacy.unit=subject", "local.batch_size=3"), TWO),
+        (EQUAL, (*METHODS["sgd"], "local.steps=1"), (("privacy.trust=distributed",), ("seed=2",))),
     ],
     ids=[
         "seeds",
@@ -139,6 +140,7 @@ def assert_packed_equals_alone(
         "dp-cvae",
         "dp-cgan",
         "subjects",
+        "noise of all together",
     ],
 )
 def test_packed_equals_alone(
