@@ -14,10 +14,12 @@ from fedloom.engines.base import FederationState, conclude
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
-from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method, ServerState, Setting, make_method
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import Method, OptimizerPlan, ServerState, Setting, make_method
 from fedloom.methods.distil import Distil
 from fedloom.methods.generator import Generator
+from fedloom.objectives.elbo import Elbo
+from fedloom.privacy.lipschitz import Bounded
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError, Update
 from fedloom.streams import Streams
@@ -214,6 +216,25 @@ def test_the_server_starts_where_it_ended_with_or_without_its_moments(keep: str)
     # 200 samples in batches of 16: 13 steps.
     counts = {tensor.item() for name, tensor in lesson.moments.items() if name.endswith("/step")}
     assert counts == ({13.0} if keep == "true" else set())
+
+
+@pytest.mark.parametrize("limit", [0.0, 3.0])
+def test_the_servers_model_and_training_have_settings_of_their_own(limit: float) -> None:
+    """The silos' Lipschitz bound is not the server's, unless it is asked for."""
+    overrides = [
+        "model.lipschitz=2.0",
+        "model.kl_weight=3.0",
+        "server.model.kl_weight=0.5",
+        "server.learning_rate=0.02",
+    ]
+    _, _, step = aligned(*overrides, *([f"server.model.lipschitz={limit}"] if limit else []))
+    (phase,) = step.student.phases
+    assert phase.objective == Elbo(4, 0.5)
+    assert phase.optimizer == OptimizerPlan("adam", 0.02)
+    assert not phase.touches_records
+    for method, bounded in ((step.method, True), (step.student, limit > 0)):
+        layers = method.build(Site("a0", (0,))).modules()
+        assert any(isinstance(layer, Bounded) for layer in layers) is bounded
 
 
 def test_the_server_gets_better_at_what_it_is_shown() -> None:
