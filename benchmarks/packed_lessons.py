@@ -1,6 +1,6 @@
 """ALIGN-FL packed: seconds of a round of several seeds, with the servers' lessons in one stack or one by one, or alone.
 
-    python benchmarks/packed_lessons.py [--device cuda] [--share 0.02] [--runs 3]
+    python benchmarks/packed_lessons.py [--device cuda] [--share 0.02] [--runs 3] [--private]
 
 Five silos and a server as on MNIST, of random images; with ``--share 1`` a silo takes 940 steps a round and the server
 1,960. All ways are timed in turn, and the fastest round of each counts: on a CPU in seconds of the processor, because
@@ -24,6 +24,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.distil import Lesson
 
 SILOS, RECORDS, SAMPLES = 5, 12000, 5000  # of a silo, and of its decoder
+PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1", "privacy.accountant=rdp")
 NETWORKS = {"mlp of the paper": "[512, 256, 128]", "tiny mlp": "[16]"}  # in tiny ones what a step costs anyway is most
 
 
@@ -39,14 +40,21 @@ class OneByOne(Classroom):
         return {run: self._rooms[run].teach({run: lesson})[run] for run, lesson in lessons.items()}
 
 
-def rounds_of_pack(network: str, share: float, runs: int, device: torch.device) -> dict[str, Callable[[], object]]:
+def rounds_of_pack(
+    network: str, share: float, runs: int, device: torch.device, privacy: Sequence[str]
+) -> dict[str, Callable[[], object]]:
     """A round of all runs in one program, with the lessons one by one, and of each run in a program of its own."""
     federation = random_federation(SILOS, round(RECORDS * share), (1, 28, 28))
     experiments = [
         Experiment.of(
             load_config(
                 "align-fl/mnist",
-                [f"model.hidden={NETWORKS[network]}", f"server.samples={round(SAMPLES * share)}", f"seed={seed}"],
+                [
+                    f"model.hidden={NETWORKS[network]}",
+                    f"server.samples={round(SAMPLES * share)}",
+                    f"seed={seed}",
+                    *privacy,
+                ],
             ),
             federation,
         )
@@ -80,12 +88,14 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.02, help="of the records and samples")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--private", action="store_true", help="silos under DP-SGD")
     parser.add_argument("--name", default="packed_lessons", help="of the file with the results")
     arguments = parser.parse_args()
     timed = processor_seconds_of if arguments.device == "cpu" else seconds_of
     rows = []
     for network in NETWORKS:
-        ways = rounds_of_pack(network, arguments.share, arguments.runs, torch.device(arguments.device))
+        privacy = PRIVATE if arguments.private else ()
+        ways = rounds_of_pack(network, arguments.share, arguments.runs, torch.device(arguments.device), privacy)
         found: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(1 + arguments.rounds):
             for name, work in ways.items():
@@ -93,7 +103,7 @@ def main() -> None:
         best = {name: min(seconds[1:]) for name, seconds in found.items()}  # the first records its steps
         sizes = {"network": network, "share": arguments.share, "runs": arguments.runs}
         rows.append({**sizes, **best, "gain": best["lessons one by one"] / best["packed"]})
-    keep(f"{arguments.name}-{arguments.device}", rows)
+    keep(f"{arguments.name}-{'private-' if arguments.private else ''}{arguments.device}", rows)
     show("seconds of a round of all runs", rows)
 
 
