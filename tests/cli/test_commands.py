@@ -83,6 +83,14 @@ def test_run_summarises_and_tells_what_to_do_next(fedloom: Command, tiny_toml: P
     ]
 
 
+def test_a_run_that_cannot_generate_does_not_ask_to_be_sampled(
+    fedloom: Command, tiny_toml: Path, tmp_path: Path
+) -> None:
+    nothing = ("method.name=fedvae", "sharing.scopes.encoder=silo", "sharing.scopes.decoder=silo")
+    result = fedloom("run", tiny_toml, "rounds=1", *nothing, "--out", tmp_path / "run")
+    assert result.stdout.splitlines()[-2:] == ["grids   none", f"next    fedloom inspect {tmp_path / 'run'}"]
+
+
 def test_run_without_out_names_the_folder_itself(
     fedloom: Command, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

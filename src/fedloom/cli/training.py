@@ -170,7 +170,7 @@ def _summarise(run: Run, as_json: bool) -> None:
     }
     if recipes()[summary["method"]].vectors:
         rows["or"] = f"fedloom downstream {folder}"
-    elif summary["groups"]:
+    elif summary["samples"]:  # otherwise nothing that generates reached the server
         rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"
     say_facts(rows)
 
