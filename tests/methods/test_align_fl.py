@@ -158,6 +158,26 @@ def test_earlier_models_never_leave(method: tuple[str, ...], blocks: set[str], t
     assert {name for row in egress(tmp_path / "run") for name in row["blocks"]} == blocks
 
 
+@pytest.mark.parametrize(
+    "method", [CONTRAST, AVERAGED_SYNTHETIC, SYNTHETIC_ONLY], ids=["MOON", "ContrastAvgSynth", "ContrastSynthOnly"]
+)
+def test_a_silo_remembers_its_newest_encoders_and_is_held_apart_from_them(method: tuple[str, ...]) -> None:
+    """Nothing to be held apart from in its first round; two places, so the first of three encoders is forgotten."""
+    trainer, state = trainer_of(config_of(*method, *SMALL), TWO)
+    engine, contrasts, trained = ReferenceEngine(trainer), [], []
+    for _ in range(3):
+        state, (report,), _ = rounds_of(engine, state, ((0, 1),))
+        kept = state.silos[0].tensors
+        contrasts.append(next(value for name, value in report.terms.items() if name.endswith("contrast")))
+        trained.append({n: t for n, t in kept.items() if n.startswith("model/history.encoders.0.")})
+        assert kept["model/history.filled"].tolist() == [1.0, float(len(trained) > 1)]
+    assert contrasts[0] == 0.0
+    assert min(contrasts[1:]) > 0.01
+    assert not equal_bits(trained[2], trained[1])
+    second = {n.replace("encoders.0.", "encoders.1."): t for n, t in trained[1].items()}
+    assert equal_bits({n: t for n, t in kept.items() if n.startswith("model/history.encoders.1.")}, second)
+
+
 def test_silos_go_on_from_their_own_state_and_receive_nothing() -> None:
     trainer, start = trainer_of(config_of(ALIGN, *SMALL), UNEQUAL)
     engine = ReferenceEngine(trainer)
