@@ -13,6 +13,7 @@ from engines.killing import train_until_write
 from engines.one_answer import LARGER, UNEQUAL, assert_one_answer, config_of, image_federation, rounds_of, trainer_of
 from fedloom.engines.fused import FusedOptions
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.evaluation.attacks import targets_of
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, KeptModels, load, resume, train
 from fedloom.federation.rounds import RoundContext, Site
@@ -214,6 +215,31 @@ def test_what_is_evaluated_is_the_servers_own_model() -> None:
         for block in ("encoder", "decoder"):
             own = state.server.blocks[BlockKey(block, "server")]
             assert equal_bits({n: state_dict[f"{block}.{n}"] for n in own}, own)
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ((ALIGN,), ["group=a", "group=b", "silo=a0", "silo=b0"]),
+        (CONTRAST, ["group=a", "group=b"]),
+        (AVERAGED_SYNTHETIC, ["group=a", "group=b", "silo=a0", "silo=b0"]),
+        (("method.name=fedvae", "server.step=mean+distil"), ["group=a", "group=b", "average=a", "average=b"]),
+    ],
+    ids=["ALIGN-FL", "MOON", "ContrastAvgSynth", "a model beside the average"],
+)
+def test_an_audit_attacks_every_generator_that_the_server_holds_once(method: tuple[str, ...], names: list[str]) -> None:
+    config = config_of(*method, *SMALL)
+    trainer, start = trainer_of(config, TWO)
+    state, _, results = rounds_of(ReferenceEngine(trainer), start, ((0, 1),))
+    generator = Generator(trainer.method, state.server, TWO.groups)
+    targets = targets_of(Evaluator(TWO, config.evaluation, Streams(0)).evaluation(generator, KeptModels(state, TWO)))
+    assert [target.name for target in targets] == names
+    sent = {f"silo={result.update.silo}": result.update.blocks for result in results}
+    for target in targets:
+        if target.name in sent:
+            decoder = next(part for key, part in sent[target.name].items() if key.block == "decoder")
+            assert equal_bits(target.model.get_submodule("decoder").state_dict(), decoder)
+            assert not target.has_loss  # its encoder stayed at home, or is in the average alone
 
 
 def test_four_architectures_in_one_federation() -> None:

@@ -21,7 +21,7 @@ from fedloom.methods.base import Method, Pathway
 from fedloom.methods.distil import MERGED, Distil
 from fedloom.models.gan import GAN
 from fedloom.models.vae import VAE
-from fedloom.sharing.plan import Scope, SharingPlan
+from fedloom.sharing.plan import Scope, Tensors
 from fedloom.streams import Streams
 
 DRAWS = 16  # of the latents, for the loss of a record
@@ -167,31 +167,36 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
     federation, method = evaluation.real.federation, evaluation.generator.method
     if not method.pathways:  # it classifies
         return []
-    silos = method.server_step.method if isinstance(method.server_step, Distil) else method
+    step, blocks = method.server_step, evaluation.generator.server.blocks
+    silos = step.method if isinstance(step, Distil) else method
     places = [("group", "server", method, method.generating)]
-    if silos is not method:
+    if silos is not method and method.server_plan is not None:  # otherwise the average is the server's own
         places.append(("average", MERGED, silos, silos.plan))
     found = []
     for kind, place, made_by, plan in places:
         for index, group in enumerate(federation.groups):
             holders = tuple(i for i, silo in enumerate(federation.silos) if index in silo.groups)
             site = Site(place, (index,))
-            found.append(_target(evaluation, f"{kind}={group}", site, holders, made_by, plan))
-    if any(silos.plan.blocks[block].scope is Scope.SILO for block in next(iter(silos.pathways.values())).blocks):
-        for index, silo in enumerate(federation.silos):
-            site = Site(silo.name, silo.groups)
-            found.append(_target(evaluation, f"silo={silo.name}", site, (index,), silos, silos.plan))
+            found.append(_target(evaluation, f"{kind}={group}", site, holders, made_by, plan.join(blocks, site)))
+    uploaded = any(silos.plan.blocks[block].scope is Scope.SILO for block in next(iter(silos.pathways.values())).blocks)
+    for index, silo in enumerate(federation.silos):
+        site = Site(silo.name, silo.groups)
+        sent = blocks if uploaded else {}
+        if isinstance(step, Distil) and not uploaded:
+            sent = step.sent_by(evaluation.generator.server, site)
+        if sent:
+            found.append(_target(evaluation, f"silo={silo.name}", site, (index,), silos, silos.plan.join(sent, site)))
     return [target for target in found if target is not None]
 
 
 def _target(
-    evaluation: Evaluation, name: str, site: Site, silos: tuple[int, ...], method: Method, plan: SharingPlan
+    evaluation: Evaluation, name: str, site: Site, silos: tuple[int, ...], method: Method, state: Tensors
 ) -> Target | None:
-    """The generator of a site, if all that generates reached the server."""
-    pathway, blocks = next(iter(method.pathways.values())), evaluation.generator.server.blocks
-    if any(key not in blocks for block in pathway.blocks for key in plan.prefixes(block, site).values()):
+    """The generator of a site with a state from the server, if that has all that generates."""
+    pathway, device, model = next(iter(method.pathways.values())), evaluation.real.device, method.build(site)
+    needed = {n for n in model.state_dict() if n.partition(".")[0] in pathway.blocks}
+    if not needed <= set(state):
         return None
-    device, model, state = evaluation.real.device, method.build(site), plan.join(blocks, site)
     model.load_state_dict(state, strict=False)
     return Target(
         name=name,

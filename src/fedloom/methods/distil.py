@@ -157,6 +157,13 @@ class Distil:
         found = [Teacher(name, Site(MERGED, (g,)), totals[g], 0) for g, name in enumerate(groups)]
         return [teacher for teacher in found if teacher.records]
 
+    def sent_by(self, server: ServerState, site: Site) -> dict[BlockKey, Tensors]:
+        """A silo's newest generator by the names of the plan; nothing where the server keeps averages alone."""
+        if not _taught_by_silos(self.method, self.settings):
+            return {}
+        kept = self._keys(Teacher(site.name, site, 0.0, 0))
+        return {key: server.blocks[own] for key, own in kept.items() if own in server.blocks}
+
     def news(self, server: ServerState, context: RoundContext) -> dict[str, float]:
         """What the log says of the teachers; of those that have long been silent there is a warning."""
         teachers = self.teachers(server, context)
