@@ -4,8 +4,8 @@ Li, He, Song: "Model-Contrastive Federated Learning", CVPR 2021 (arXiv 2103.1625
 ALIGN-FL (Gulati, Gross, Wunder, CyberC 2025, arXiv 2512.13316), Table III, with up to five earlier models:
 
     MOON-Base           model = "averaged"   encoder and decoder averaged
-    ContrastAvgSynth    the same, with server.step = "mean+distil" and server.trains = "merged"; in the published code
-                        the samples are those of each silo's decoder (server.teachers = "silos")
+    ContrastAvgSynth    the same, with server.step = "mean+distil", server.trains = "merged" and
+                        server.teachers = "silos": the average learns from samples of each silo's decoder
     ContrastSynthOnly   model = "server"     decoders go up, the server's own model comes down and replaces the silos'
 
 In ALIGN-FL's code the weight of the term is overwritten by the encoder's output; here it is what is set.
