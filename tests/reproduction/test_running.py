@@ -277,6 +277,24 @@ def test_samples_of_the_first_seed_stand_side_by_side(paper: Path, tmp_path: Pat
     assert "![samples of each row: first part](figures/first.png)" in (paper / "README.md").read_text()
 
 
+def test_pictures_stay_when_a_table_gains_a_row(paper: Path, tmp_path: Path) -> None:
+    carry_out(tasks(paper), Work(tmp_path / "runs"))
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    first = '[[parts.rows]]\nid = "first/fedvae"'
+    assert first in declared.read_text()
+    added = (
+        first.replace("fedvae", "new") + '\nname = "new"\npreset = "demo"\noverrides = ["rounds=1", "model.latent=3"]\n'
+    )
+    declared.write_text(declared.read_text().replace(first, added + first))
+    carry_out(tasks(paper, rows=("first/new",)), Work(tmp_path / "runs"))
+    with Image.open(paper / "figures" / "first.png") as sheet:
+        for place, row in enumerate(("new", "fedvae", "d")):
+            (grid,) = (tmp_path / "runs" / f"tiny-table1-first-{row}-seed-0").glob("samples/*/fashion-mnist.png")
+            with Image.open(grid) as panel:
+                left = place * (sheet.width // 3)
+                assert sheet.crop((left, 14, left + panel.width, 14 + panel.height)).tobytes() == panel.tobytes()
+
+
 @pytest.mark.parametrize(("figure", "files"), [("outliers", ("outliers-group_a", "outliers-silo_a")), ("latents", ())])
 def test_a_figure_may_show_outliers_or_latents(
     figure: str, files: tuple[str, ...], paper: Path, tmp_path: Path

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from fedloom.experiment import Run
 from fedloom.federation.records import Federation
-from fedloom.reproduction.tables import Part, load_table, table_names
+from fedloom.reproduction.tables import Part, Row, load_table, table_names
 from fedloom.runs.files import explained, write_atomically
 from fedloom.runs.folder import RunFolder
 
 LATENTS = "latents.png"  # in a run folder
+RUNS = "runs"  # in a sheet: which run each of its places is for
 SHOWN, PANEL = 2000, 240  # test images whose latents are drawn; pixels of a side
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 ACROSS = 3  # rows of a table beside each other
@@ -50,7 +53,7 @@ def add_to_figures(runs: Mapping[str, Run], paper: Path) -> None:
         if path := figure.path(paper, part):
             for place, row in enumerate(part.rows):
                 if row.identity in folders and (panels := figure.drawn(folders[row.identity])):
-                    _put(path, [row.name for row in part.rows], place, panels)
+                    _put(path, part.rows, place, panels)
 
 
 def draw_latents(run: Run, identity: str, paper: Path, federation: Federation, device: str) -> None:
@@ -88,29 +91,48 @@ FIGURES = (
 )
 
 
-def _put(path: Path, names: list[str], place: int, grids: list[Path]) -> None:
+def _put(path: Path, rows: Sequence[Row], place: int, grids: list[Path]) -> None:
     panels = [Image.open(grid).convert("RGB") for grid in grids]
-    width = sum(panel.width for panel in panels) + GAP
-    height = max(panel.height for panel in panels) + TITLE + GAP
-    lines = -(-len(names) // ACROSS)
-    size = min(ACROSS, len(names)) * width, lines * height
-    sheet = Image.new("RGB", size, WHITE)
+    cell = sum(panel.width for panel in panels) + GAP, max(panel.height for panel in panels) + TITLE + GAP
+    corners = _corners(len(rows), cell)
+    sheet = Image.new("RGB", _size(len(rows), cell), WHITE)
     draw = ImageDraw.Draw(sheet)
-    corners = [(column * width, line * height) for line in range(lines) for column in range(ACROSS)]
-    for (left, top), name in zip(corners, names, strict=False):
-        draw.text((left + 2, top + 1), _cut(name, width - 4, draw), fill=BLACK)
-    if path.is_file():
-        with Image.open(path) as before:
-            if before.size == size:
-                sheet.paste(before)
+    before = _pictures(path, rows, cell)
+    for (left, top), row in zip(corners, rows, strict=True):
+        draw.text((left + 2, top + 1), _cut(row.name, cell[0] - 4, draw), fill=BLACK)
+        if row.identity in before:
+            sheet.paste(before[row.identity], (left, top + TITLE))
     left, top = corners[place]
-    draw.rectangle((left, top + TITLE, left + width - 1, top + height - 1), fill=WHITE)
+    draw.rectangle((left, top + TITLE, left + cell[0] - 1, top + cell[1] - 1), fill=WHITE)
     for panel in panels:
         sheet.paste(panel, (left, top + TITLE))
         left += panel.width
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _save(sheet.convert("L" if _grey(sheet) else "RGB"), path)
+    runs = PngInfo()
+    runs.add_text(RUNS, json.dumps([row.identity for row in rows]))
+    _save(sheet.convert("L" if _grey(sheet) else "RGB"), path, runs)
+
+
+def _pictures(path: Path, rows: Sequence[Row], cell: tuple[int, int]) -> dict[str, Image.Image]:
+    """What a sheet shows of each run: a table may have gained rows since, or have them in another order."""
+    if not path.is_file():
+        return {}
+    with Image.open(path) as sheet:
+        told = sheet.info.get(RUNS)
+        runs = json.loads(told) if told else [row.identity for row in rows]  # sheets of old do not tell
+        if sheet.size != _size(len(runs), cell):
+            return {}
+        boxes = [(left, top + TITLE, left + cell[0], top + cell[1]) for left, top in _corners(len(runs), cell)]
+        return {run: sheet.crop(box).convert("RGB") for run, box in zip(runs, boxes, strict=True)}
+
+
+def _corners(count: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
+    return [(place % ACROSS * cell[0], place // ACROSS * cell[1]) for place in range(count)]
+
+
+def _size(count: int, cell: tuple[int, int]) -> tuple[int, int]:
+    return min(ACROSS, count) * cell[0], -(-count // ACROSS) * cell[1]
 
 
 def _cut(name: str, width: float, draw: ImageDraw.ImageDraw) -> str:
@@ -120,9 +142,9 @@ def _cut(name: str, width: float, draw: ImageDraw.ImageDraw) -> str:
     return name
 
 
-def _save(image: Image.Image, path: Path) -> None:
+def _save(image: Image.Image, path: Path, told: PngInfo | None = None) -> None:
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format="PNG", optimize=True, pnginfo=told)
     write_atomically(path, buffer.getvalue())
 
 
