@@ -301,8 +301,8 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
 ) -> None:
     trainer, start = trainer_of(federation_of([0] * 40), *RDP, "privacy.noise_multiplier=4")
     for choice in (before, after):
-        charging = Charging(trainer, tmp_path / "ledger.sqlite", noise_source(choice))
-        assert charging.admitted(start, RoundContext(1, 2, (0,))).participants == (0,)
+        charging = Charging(trainer, tmp_path / "ledger.sqlite")
+        assert charging.admitted(start, RoundContext(1, 2, (0,)), noise_source(choice)).participants == (0,)
         charging.close()
     (account,) = read_accounts(tmp_path / "ledger.sqlite")
     assert [release.charges for release in account.releases] == [charges]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +25,17 @@ from engines.one_answer import (
     rounds_of,
     trainer_of,
 )
-from fedloom.engines import fused_private
+from fedloom.engines import fused, fused_private
 from fedloom.engines.base import FederationState, Job
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise, HostNoise
 from fedloom.engines.fused_stack import Member, stacks_of
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
+from fedloom.experiment import Experiment, live_together
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
+from fedloom.privacy.ledger import Ledger
 from support import federation_of
 
 CPU = torch.device("cpu")
@@ -278,3 +281,38 @@ def test_a_gradient_that_is_not_a_number_is_refused_in_its_own_run() -> None:
     trainer, start = members[0]
     wanted, reports, _ = rounds_of(FusedEngine(trainer, ALL_AT_ONCE), start, ((0, 1),))
     assert_same_rounds(start, (ours[0], [ours[1]], []), (wanted, reports, []), tolerance=1e-3)
+
+
+class OnDevice(FusedEngine):
+    """Says that it is on a GPU, where noise depends on who trains together."""
+
+    def choice(self) -> dict[str, Any]:
+        return super().choice() | {"device": "cuda"}
+
+
+@pytest.mark.filterwarnings("ignore:out of device memory")
+def test_after_memory_ran_out_noise_comes_from_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first round, with room for two silos: what is charged from then on, and what a resumed run goes on with.
+
+    Else rounds that are done again would be other releases, drawn with the larger chunk, and not be paid for.
+    """
+    make = fused.PrivateProgram
+
+    def cramped(stack: Any, size: int, *rest: Any) -> fused_private.PrivateProgram:
+        if size > 2:
+            raise torch.OutOfMemoryError
+        return make(stack, size, *rest)
+
+    monkeypatch.setattr(fused, "PrivateProgram", cramped)
+    experiments = [Experiment.of(config_of(*PRIVATE, "rounds=2", *own), LARGER) for own in TWO]
+    lives = [each.begin(tmp_path / str(number)) for number, each in enumerate(experiments)]
+    first, second = (each.trainer for each in experiments)
+    engine = OnDevice(first, FusedOptions(CPU, chunk=5), packed=[second])
+    assert not live_together(lives, engine, engine.rounds)
+    for life in lives:
+        run = life.experiment.config.digest()
+        charges = Ledger(life.folder.ledger, read_only=True)._rows(
+            "SELECT DISTINCT round, run FROM charges ORDER BY round"
+        )
+        assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/2")]
+        assert life.earlier_choice["chunk"] == 2

@@ -95,17 +95,20 @@ def noise_source(choice: Mapping[str, Any]) -> str:
 
 
 class Charging:
-    """The ledger of a run, and who may take part in a round; noise of another ``source`` is paid for again."""
+    """The ledger of a run, and who may take part in a round."""
 
-    def __init__(self, trainer: Trainer, path: Path, source: str = "") -> None:
-        self._trainer, self._source = trainer, source
+    def __init__(self, trainer: Trainer, path: Path) -> None:
+        self._trainer = trainer
         self._ledger = Ledger(path)
         for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, plan.budget)
 
-    def admitted(self, state: FederationState, context: RoundContext) -> RoundContext:
-        """The round with those silos whose budget pays for it; all of them have paid when this returns."""
-        run, paid = self._trainer.config.digest() + self._source, []
+    def admitted(self, state: FederationState, context: RoundContext, source: str = "") -> RoundContext:
+        """The round with those silos whose budget pays for it; all of them have paid when this returns.
+
+        A round that is done again with noise of another ``source`` is paid for again.
+        """
+        run, paid = self._trainer.config.digest() + source, []
         server = _digest({f"{key}/{name}": t for key, part in state.server.blocks.items() for name, t in part.items()})
         for index in context.participants:
             plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]

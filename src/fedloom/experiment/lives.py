@@ -81,10 +81,9 @@ class Life:
         config, trainer, observer = experiment.config, experiment.trainer, self.observer
         folder.keep_coins({found.silo: found.included.tolist() for found in experiment.federation.canaries})
         trackers = open_trackers(config, folder.path, state.round)
-        source = noise_source(engine.choice())
-        charging = Charging(trainer, folder.ledger, source) if trainer.privacy else None
+        charging = Charging(trainer, folder.ledger) if trainer.privacy else None
         overflow = Overflow(folder.overflow, int(config.engine.state_memory * 1e6))
-        folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})
+        noted = self._note(engine)
         try:
             for kept in state.silos.values():
                 overflow.admit(kept)
@@ -93,9 +92,11 @@ class Life:
                 start = time.perf_counter()
                 context = experiment.context(state.round + 1)
                 if charging is not None:
-                    context = charging.admitted(state, context)
+                    context = charging.admitted(state, context, noise_source(engine.choice()))
                 before = time.perf_counter() - start
                 state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
+                if engine.choice() != noted:  # memory ran out: known before anything of this round is, for who resumes
+                    noted = self._note(engine)
                 start = time.perf_counter() - before - training  # other runs' work in between is not counted
                 row, egress = _row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
@@ -125,6 +126,12 @@ class Life:
                 charging.close()
             for tracker in trackers:
                 tracker.close()
+
+    def _note(self, engine: Engine) -> dict[str, Any]:
+        """Write down what the engine has chosen."""
+        choice = engine.choice()
+        self.folder.note({"engine": engine.describe(), "engine_choice": choice})
+        return choice
 
     def _evaluate(self, state: FederationState, row: dict[str, Any], egress: list[dict[str, Any]]) -> dict[str, float]:
         """Metrics and sample grids, when they are due; this round's log lines are not yet in the folder."""
