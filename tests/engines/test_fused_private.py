@@ -81,6 +81,7 @@ def test_silos_of_several_groups(name: str) -> None:
         ("model.penalty=jacobian", "model.penalty_limit=0.01"),
         ("model.lipschitz=0.5",),
         ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "privacy.allocation=late"),
+        (*METHODS["sgd"], "local.steps=1", "sharing.weights=equal", "privacy.trust=distributed"),
     ],
     ids=[
         "quantile",
@@ -90,6 +91,7 @@ def test_silos_of_several_groups(name: str) -> None:
         "derivatives",
         "certified",
         "noise of their own",
+        "noise of all together",
     ],
 )
 def test_every_kind_of_mechanism(settings: tuple[str, ...]) -> None:

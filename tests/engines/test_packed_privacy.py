@@ -111,7 +111,12 @@ def assert_packed_equals_alone(
         (EQUAL, ("privacy.allocation=late",), with_epsilons(1, 4, 16)),
         # Adam would not see by how much a whole sum is scaled.
         (LARGER, METHODS["sgd"], settings("privacy.clip=0.02", "privacy.clip=2")),
-        (LARGER, (*METHODS["sgd"], "privacy.clipping=quantile"), settings("privacy.clip=0.02", "privacy.clip=2")),
+        # The first and the last also go on from their own bounds.
+        (
+            LARGER,
+            (*METHODS["sgd"], "privacy.clipping=quantile"),
+            settings("privacy.clip=0.02", "privacy.clip=2", "privacy.clip=0.3"),
+        ),
         (LARGER, ("privacy.clipping=median",), TWO),
         (LARGER, METHODS["fedprox"], (("seed=1", "privacy.clip=0.5"), ("seed=2",))),
         (LARGER, METHODS["private encoder, kept moments"], TWO),
@@ -221,10 +226,10 @@ def members_of(*overrides: tuple[str, ...]) -> list[Member]:
     return sorted(stack.members, key=lambda member: (-member.steps, member.run, member.index))
 
 
-def drawn(members: Sequence[Member], active: Sequence[int]) -> list[dict[tuple[int, int], Tensor]]:
+def drawn(members: Sequence[Member], active: Sequence[int], round: int = 1) -> list[dict[tuple[int, int], Tensor]]:
     """For each step and phase what every silo of a run, both by number, got of the noise of the device."""
     rooms = [torch.zeros(len(members), 40), torch.zeros(len(members), 23)]
-    source, found = DeviceNoise(members, 1, rooms, CPU), []
+    source, found = DeviceNoise(members, round, rooms, CPU), []
     for silos in active:
         source.draw(silos)
         owners = [(member.run, member.index) for member in members[:silos]]
@@ -243,6 +248,15 @@ def test_noise_of_the_device_is_that_of_the_run_alone() -> None:
             assert torch.equal(mine[1, silo], noise)
     everything = [tuple(noise.tolist()) for step in ours for noise in step.values()]
     assert len(set(everything)) == len(everything) == 2 * (10 + 8 + 8 + 4 + 2)
+
+
+def test_noise_of_the_device_is_never_used_twice() -> None:
+    """Neither in another round, nor by those of a run's silos that train later."""
+    members = members_of(*TWO)
+    chunks = members[:4], members[4:]
+    found = [drawn(chunk, [len(chunk)], round) for round in (1, 2) for chunk in chunks]
+    everything = [tuple(noise.tolist()) for steps in found for step in steps for noise in step.values()]
+    assert len(set(everything)) == len(everything) == 2 * 2 * 10
 
 
 def test_runs_side_by_side_draw_as_runs_that_alternate() -> None:
