@@ -70,7 +70,7 @@ def collected(step: Distil, server: ServerState, updates: Sequence[Update], numb
     return step(server, updates, context(number), STREAMS)
 
 
-def test_permuting_the_silos_leaves_every_bit_of_the_lesson_unchanged() -> None:
+def test_permuting_the_silos_leaves_every_bit_of_the_lesson_and_the_model_unchanged() -> None:
     trainer, start, step = aligned("server.replay=1", "server.balance=size")
     updates = updates_of(trainer, start)
     lessons = []
@@ -79,11 +79,15 @@ def test_permuting_the_silos_leaves_every_bit_of_the_lesson_unchanged() -> None:
         lessons.append(step.lesson(server, context(1), STREAMS, CPU))
     first, *others = lessons
     assert len(others) > 5
+    school = ReferenceEngine(trainer)
+    model = school.teach(first).weights
+    assert not equal_bits(model, first.weights)
     for lesson in others:
         assert torch.equal(lesson.records.x, first.records.x)
         assert torch.equal(lesson.records.group, first.records.group)
         assert equal_bits(lesson.weights, first.weights)
         assert lesson.seed == first.seed
+        assert equal_bits(school.teach(lesson).weights, model)
 
 
 def test_teachers_come_by_name_with_their_groups() -> None:
