@@ -12,7 +12,8 @@ import torch
 from fedloom.config import Config, load_config, preset_names
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState, Setting, make_method
-from fedloom.methods.distil import RECORDS, ROUND, Distil
+from fedloom.methods.distil import Distil
+from fedloom.methods.teachers import RECORDS, ROUND
 from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.lipschitz import WithPenalty
@@ -98,7 +99,7 @@ def test_table_3_differs_in_loss_and_server_step(row: str, kind: type, distils: 
     if isinstance(method.server_step, Distil):
         # All servers that learn see as many samples in a round, of what each silo sent.
         heard = {f"{kind}{silo}": torch.ones(1) for kind in (ROUND, RECORDS) for silo in SILOS}
-        teachers = method.server_step.teachers(ServerState({}, heard), RoundContext(1, 1, ()))
+        teachers = method.server_step.teachers.present(ServerState({}, heard), RoundContext(1, 1, ()))
         assert tuple(teacher.name for teacher in teachers) == SILOS
         assert config.server.samples == 5_000
 

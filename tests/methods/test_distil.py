@@ -94,7 +94,7 @@ def test_teachers_come_by_name_with_their_groups() -> None:
     trainer, start, step = aligned()
     updates = updates_of(trainer, start)
     server = collected(step, start.server, updates, 1)
-    only = {teacher.name: teacher.site for teacher in step.teachers(server, context(1))}
+    only = {teacher.name: teacher.site for teacher in step.teachers.present(server, context(1))}
     assert list(only) == ["a0", "a1", "a2", "b0", "b1"]
     assert [only[name].groups for name in only] == [(0,), (0,), (0,), (1,), (1,)]
 
@@ -160,7 +160,7 @@ def test_an_earlier_decoder_is_sampled_where_its_own_latents_were() -> None:
         told = replace(update, round=number, blocks=blocks, payloads={"latents": mixture})
         server = collected(step, server, [told], number)
     images = step.synthetic(server, context(2), STREAMS, CPU).x
-    model = trainer.method.build(step.teachers(server, context(2))[0].site)
+    model = trainer.method.build(step.teachers.present(server, context(2))[0].site)
     model.load_state_dict({f"decoder.{n}": t for n, t in update.blocks[decoder_of("a0")].items()}, strict=False)
     decoder = model.get_submodule("decoder")
     for rows, place in ((images[:40], 1.0), (images[40:], -1.0)):
@@ -177,7 +177,7 @@ def test_a_late_decoder_is_used_when_it_arrives_unless_a_newer_one_overtook_it()
         "a0": 3.0,
         "b0": 5.0,
     }
-    assert {teacher.name: teacher.age for teacher in step.teachers(server, context(4))} == {"a0": 1, "b0": 3}
+    assert {teacher.name: teacher.age for teacher in step.teachers.present(server, context(4))} == {"a0": 1, "b0": 3}
     assert step.news(server, context(4)) == {"generators": 2.0, "oldest": 3.0}
 
 
@@ -284,13 +284,13 @@ def test_after_averaging_the_samples_are_those_of_the_averaged_groups() -> None:
     step = trainer.method.server_step
     assert isinstance(step, Distil)
     server = collected(step, start.server, updates_of(trainer, start), 1)
-    assert [(t.name, t.site.groups, t.records) for t in step.teachers(server, context(1))] == [
+    assert [(t.name, t.site.groups, t.records) for t in step.teachers.present(server, context(1))] == [
         ("a", (0,), 38.0),
         ("b", (1,), 22.0),
     ]
     records = step.synthetic(server, context(1), STREAMS, CPU)
     assert records.group.tolist() == [0] * 40 + [1] * 40
-    model = trainer.method.build(replace(step.teachers(server, context(1))[1].site))
+    model = trainer.method.build(replace(step.teachers.present(server, context(1))[1].site))
     model.load_state_dict(
         {f"decoder.{n}": t for n, t in server.blocks[BlockKey("decoder", "group=b")].items()}, strict=False
     )
@@ -307,11 +307,11 @@ def test_after_averaging_the_samples_may_be_those_of_each_silo() -> None:
     updates = updates_of(trainer, start)
     server = collected(step, start.server, updates, 1)
     server = collected(step, server, [sent(updates[2], 2, 0.0)], 2)
-    assert [(t.name, t.age) for t in step.teachers(server, context(2))] == [
+    assert [(t.name, t.age) for t in step.teachers.present(server, context(2))] == [
         ("a0", 1), ("a1", 0), ("a2", 1), ("b0", 1), ("b1", 1),
     ]  # fmt: skip
     images = step.synthetic(server, context(2), STREAMS, CPU).x
-    model = trainer.method.build(step.teachers(server, context(2))[0].site)
+    model = trainer.method.build(step.teachers.present(server, context(2))[0].site)
     for first, update, version in ((0, updates[0], "a0/0"), (80, updates[2], "a1/1")):
         parts = update.blocks[BlockKey("decoder", "all")]
         model.load_state_dict({f"decoder.{n}": t for n, t in parts.items()}, strict=False)

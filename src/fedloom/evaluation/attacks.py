@@ -18,7 +18,8 @@ from fedloom.federation.outliers import is_outlier
 from fedloom.federation.records import Canaries, Federation, Records, as_float, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway
-from fedloom.methods.distil import MERGED, Distil
+from fedloom.methods.distil import Distil
+from fedloom.methods.teachers import MERGED
 from fedloom.models.gan import GAN
 from fedloom.models.vae import VAE
 from fedloom.sharing.plan import Scope, Tensors
@@ -183,7 +184,7 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
         site = Site(silo.name, silo.groups)
         sent = blocks if uploaded else {}
         if isinstance(step, Distil) and not uploaded:
-            sent = step.sent_by(evaluation.generator.server, site)
+            sent = step.teachers.sent_by(evaluation.generator.server, site)
         if sent:
             found.append(_target(evaluation, f"silo={silo.name}", site, (index,), silos, silos.plan.join(sent, site)))
     return [target for target in found if target is not None]

@@ -271,9 +271,9 @@ def make_method(setting: Setting) -> Method:
     method = setting.config.method
     if method.name not in recipes():
         raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
-    from fedloom.methods.distil import with_server_step  # which is built on this module
-    from fedloom.methods.penalties import with_penalty
+    from fedloom.methods.penalties import with_penalty  # these are built on this module
     from fedloom.methods.posteriors import with_posterior
+    from fedloom.methods.server_steps import with_server_step
 
     recipe = recipes()[method.name]
     made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import fedloom.engines.flower.shelf
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, Result, RoundReport, conclude
+from fedloom.engines.base import FederationState, Result, RoundReport, conclude, participants_of
 from fedloom.engines.flower import rounds, wire
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
@@ -41,6 +41,7 @@ from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 from local_grid import PROMPT, Deployment, Handler, LocalGrid, agree
+from studio.serving import wait_for
 from support import equal_bits, tiny_config
 
 BAD = "mnist-1"
@@ -149,10 +150,14 @@ def refusal_of(_: Frame) -> Frame:
     return refusal("not today")
 
 
+@pytest.mark.parametrize("drawn_again", [True, False])
 @pytest.mark.parametrize("stragglers", ["drop", "use"])
-def test_a_slow_silo(tmp_path: Path, stragglers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round 1 has no more time when the others have answered; the answer comes while round 2 waits for it."""
-    deployment = deployed(tmp_path, stragglers=stragglers)
+def test_a_slow_silo(tmp_path: Path, stragglers: str, drawn_again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 1 has no more time when the others have answered; the answer comes while round 2 is under way."""
+    everybody, but_for_it = [0, 1, 2, 3], [0, 2, 3]
+    deployment = deployed(tmp_path, f"participation.rate={1.0 if drawn_again else 0.5}", stragglers=stragglers)
+    drawn = [list(participants_of(deployment.config, deployment.federation, number)) for number in (1, 2)]
+    assert drawn == [everybody, everybody if drawn_again else but_for_it]
     monkeypatch.setattr(rounds, "clock", lambda: 0.0 if len(deployment.told("answered")) < 3 else 1e6)
     silo, first_round_over = deployment.grid.handlers[BAD], threading.Event()
 
@@ -168,18 +173,19 @@ def test_a_slow_silo(tmp_path: Path, stragglers: str, monkeypatch: pytest.Monkey
     def prompt(frame: Frame) -> Frame:
         if frame.header["round"] == 2:
             first_round_over.set()
+            wait_for(lambda: (1, BAD) in (*deployment.told("late"), *deployment.told("answered")), 20)
         return other(frame)
 
     deployment.grid.handlers["mnist-0"] = prompt
     run = deployment.run()
     assert deployment.told("missing") == [(1, BAD)]
-    assert [row["participants"] for row in run.metrics()] == [[0, 2, 3], [0, 1, 2, 3]]
-    if stragglers == "use":
-        assert (1, BAD) in deployment.told("answered")
-        assert [(row["round"], row["silo"]) for row in run.folder.egress()].count((1, BAD)) == 1
-    else:
-        assert deployment.told("late") == [(1, BAD)]
-        assert (2, BAD) in deployment.told("answered")
+    used = stragglers == "use"
+    present = everybody if used or drawn_again else but_for_it
+    assert [row["participants"] for row in run.metrics()] == [but_for_it, present]
+    assert deployment.told("late") == ([] if used else [(1, BAD)])
+    answered = [event for event in deployment.told("answered") if event[1] == BAD]
+    assert answered == ([(1, BAD)] if used else [(2, BAD)] if drawn_again else [])
+    assert [(row["round"], row["silo"]) for row in run.folder.egress()].count((1, BAD)) == used
 
 
 Damage = Callable[[Frame], Frame]

@@ -167,7 +167,7 @@ class FlowerEngine:
             if not late:
                 progress.out[silo] = f"silo '{answer.silo}' refused: {reason}"
             return
-        if late and (self._rules.stragglers == "drop" or silo not in progress.awaited):
+        if late and (self._rules.stragglers == "drop" or silo in progress.results or silo in progress.out):
             self._journal(Event(answer.round, answer.silo, "late", f"in round {number}", answer.seconds, frame.size))
             return
         try:

@@ -17,7 +17,8 @@ class RoundRules:
     minimum: int = field(default=1, metadata=at_least(1))  # updates, or as many as were drawn if those are fewer
     extensions: int = field(default=3, metadata=at_least(0))  # further deadlines that a round waits for its minimum
     attempts: int = field(default=3, metadata=at_least(1))  # how often a silo that fails is asked in a round
-    # What becomes of an update that comes after its round: nothing, or it stands for its silo in the round under way.
+    # What becomes of an update that comes after its round: nothing, or it counts in the round under way, for which its
+    # silo is then not asked, or may not even be drawn.
     stragglers: Literal["drop", "use"] = "drop"
     patience: float = field(default=10.0, metadata=at_least(1))  # deadlines after which a straggler is given up
     max_records: int = field(default=10**7, metadata=at_least(1))  # that a silo is believed to hold: its weight

@@ -1,0 +1,124 @@
+"""Which server step a method gets: the configuration's choice, checked against what the silos send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from fedloom.config import ServerConfig
+from fedloom.errors import ConfigError
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import ARCHITECTURE, Method, OptimizerPlan, Phase, ServerStep, Setting
+from fedloom.methods.distil import Distil
+from fedloom.methods.latents import DRAWS, release
+from fedloom.methods.teachers import Teachers
+from fedloom.methods.vaes import BuildVAE, flat_pathways, latent_sizes
+from fedloom.objectives.elbo import Elbo
+from fedloom.sharing.plan import GLOBAL, SERVER, SILO, Down, Scope, SharingPlan
+
+BLOCKS = ("encoder", "decoder")  # of the model that a distilling server trains
+
+
+@dataclass(frozen=True)
+class ModelsBySite:
+    """The server's own model at the server, the silos' everywhere else."""
+
+    silos: Callable[[Site], nn.Module]
+    server: Callable[[Site], nn.Module]
+
+    def __call__(self, site: Site) -> nn.Module:
+        """Fresh weights."""
+        return (self.server if site.name == "server" else self.silos)(site)
+
+
+def with_server_step(method: Method, setting: Setting) -> Method:
+    """The method with the server step that the configuration asks for."""
+    settings, plan = setting.config.server, method.plan
+    source = next(iter(method.pathways.values()), None)
+    needed = source.blocks if source else ()
+    averaged = [b for b, rule in plan.blocks.items() if rule.up and rule.scope in (Scope.GLOBAL, Scope.GROUP)]
+    step = settings.step
+    if source is not None and source.labelled and "distil" in step:
+        raise ConfigError(f"server.step = '{step}' is not built for decoders that are told the class")
+    if step == "auto":
+        sent = any(plan.blocks[block].up and plan.blocks[block].scope is Scope.SILO for block in needed)
+        step = "distil" if sent and not averaged else "mean"
+    if step == "mean":
+        return method
+    for block in needed:
+        if not plan.blocks[block].up:
+            raise ConfigError(f"server.step = '{step}' samples the block '{block}', which the silos do not send")
+    if step == "distil" and averaged:
+        raise ConfigError(
+            f"server.step = 'distil' averages nothing, but the silos share the average of '{averaged[0]}'; "
+            "use 'mean+distil', or sharing.scopes"
+        )
+    return _distilling(method, setting, method.server_step if step == "mean+distil" else None)
+
+
+def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> Method:
+    settings, config = setting.config.server, setting.config
+    own = settings.trains == "own"
+    _check_settings(method, setting, before)
+    model = config.model
+    if not _taken_over(method, settings):
+        # What keeps the silos' decoders from showing their records is of no use in the server's, unless asked for.
+        model = replace(model, lipschitz=0.0).changed(settings.model, "server.model", (*ARCHITECTURE, "kl_weight"))
+    kept = SharingPlan(dict.fromkeys(BLOCKS, SERVER if own else GLOBAL), setting.groups)
+    alone = replace(setting, config=replace(config, model=replace(model, branches={}, silos={})))
+    build = BuildVAE(alone, kept, torch.zeros(len(setting.groups), model.latent))
+    optimizer = OptimizerPlan("adam", settings.learning_rate, keep=settings.keep_optimizer)
+    phase = Phase("server", BLOCKS, Elbo(model.latent, model.kl_weight), optimizer, touches_records=False)
+    staying = SharingPlan(dict.fromkeys(BLOCKS, SILO), setting.groups)
+    student = Method("distil", staying, build, (phase,), method.server_step, {})
+    if (sent := release(settings, setting.widest_latent, setting.streams)) is not None:
+        plan = replace(method.plan, payloads=(*method.plan.payloads, sent.payload))
+        method = replace(method, plan=plan, releases=(*method.releases, sent))
+    made = replace(method, server_step=Distil(method, student, kept, settings, before))
+    if not own:
+        return made
+    models = ModelsBySite(method.build, build)
+    return replace(made, build=models, server_plan=kept, pathways=flat_pathways(model.latent))
+
+
+def _taken_over(method: Method, settings: ServerConfig) -> bool:
+    """Whether the model that the server trains comes down to the silos."""
+    return settings.trains == "merged" or any(rule.down is Down.SERVER for rule in method.plan.blocks.values())
+
+
+def _check_settings(method: Method, setting: Setting, before: ServerStep | None) -> None:
+    settings, source = setting.config.server, next(iter(method.pathways.values()))
+    flat = set(source.noise) == {"z1"} and source.uses_prior
+    if settings.trains == "merged" and (
+        before is None or not flat or any(method.plan.blocks[block] != GLOBAL for block in BLOCKS)
+    ):
+        raise ConfigError(
+            "server.trains = 'merged' needs server.step = 'mean+distil', and a VAE of one level whose encoder and "
+            "decoder are averaged over everybody"
+        )
+    if settings.model and _taken_over(method, settings):
+        raise ConfigError(f"server.model.{min(settings.model)} must not be set: the silos take over the server's model")
+    if settings.latents in DRAWS and not flat:
+        raise ConfigError(f"server.latents = '{settings.latents}' is for VAEs of one level; use 'prior'")
+    if settings.latents in ("mixture", "histogram") and len(latent_sizes(setting)) > 1:
+        raise ConfigError(f"server.latents = '{settings.latents}' needs one latent size for all silos; use 'prior'")
+    if settings.latents in ("mixture", "histogram") and not Teachers(method, settings).are_silos:
+        raise ConfigError(
+            f"server.latents = '{settings.latents}' describes each silo's latents, but averages are sampled; set "
+            "server.teachers = 'silos', or use 'prior'"
+        )
+    if settings.teachers == "silos" and setting.config.privacy.trust == "distributed":
+        raise ConfigError(
+            "server.teachers = 'silos' samples what each silo sent, of which privacy.trust = 'distributed' shows the "
+            "server the sum alone; use 'averages'"
+        )
+    likelihoods = {setting.model_at(silo).likelihood for silo in (*setting.config.model.silos, "")}
+    servers = settings.model.get("likelihood", setting.config.model.likelihood)
+    if settings.targets == "samples" and "gaussian" in likelihoods and servers == "bernoulli":
+        raise ConfigError(
+            "server.targets = 'samples' of Gaussian decoders lie outside [0, 1], which server.model.likelihood = "
+            "'bernoulli' cannot describe; use 'gaussian'"
+        )
