@@ -13,8 +13,10 @@ from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.lipschitz import AlignPenalty, JacobianPenalty, WithPenalty, stretches
+from fedloom.privacy.gradient_forms import Whole
 from fedloom.privacy.lipschitz import bounded_decoder
-from fedloom.privacy.per_example import Whole, require_separate_examples, whole_gradients
+from fedloom.privacy.per_example import whole_gradients
+from fedloom.privacy.separation import require_separate_examples
 
 ROUND = RoundContext(1, 1, (0,))
 

@@ -17,22 +17,10 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
+from fedloom.privacy.gradient_forms import ROUNDING, Form, Outer, Rows, Whole, by_subject, joint_norms
 from fedloom.privacy.lipschitz import Bounded
-from fedloom.privacy.per_example import (
-    ROUNDING,
-    Form,
-    Outer,
-    Rows,
-    Watch,
-    Whole,
-    by_subject,
-    joint_norms,
-    layers_suffice,
-    require_same_alone,
-    require_separate_examples,
-    watched_gradients,
-    whole_gradients,
-)
+from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients, whole_gradients
+from fedloom.privacy.separation import require_same_alone, require_separate_examples
 
 Losses = Callable[[nn.Module, Tensor], Tensor]  # of each row of x
 

@@ -34,8 +34,9 @@ from fedloom.federation.records import UNLABELLED
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
+from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.per_example import NOT_A_NUMBER, Form, Watch, Whole
+from fedloom.privacy.per_example import NOT_A_NUMBER, Watch
 from fedloom.sharing.plan import Tensors
 
 

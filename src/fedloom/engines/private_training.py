@@ -18,9 +18,10 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Watch, layers_suffice, require_same_alone, require_separate_examples
+from fedloom.privacy.per_example import Watch, layers_suffice
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
+from fedloom.privacy.separation import require_same_alone, require_separate_examples
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 

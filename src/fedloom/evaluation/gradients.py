@@ -12,7 +12,8 @@ from fedloom.evaluation.keys import metric_key
 from fedloom.federation.records import Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.privacy.per_example import joint_norms, whole_gradients
+from fedloom.privacy.gradient_forms import joint_norms
+from fedloom.privacy.per_example import whole_gradients
 
 RECORDS = 64  # of each silo
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from fedloom.errors import ConfigError
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import Clipping, Fixed, clip_factors
+from fedloom.privacy.gradient_forms import Form, by_subject, joint_norms
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Form, Watch, by_subject, joint_norms, watched_gradients, whole_gradients
+from fedloom.privacy.per_example import Watch, watched_gradients, whole_gradients
 from fedloom.privacy.trust import Local, Trust
 
 

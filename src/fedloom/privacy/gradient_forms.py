@@ -1,0 +1,178 @@
+"""The forms in which gradients of single examples are held: written out, or as factors that are multiplied when asked.
+
+Norms and weighted sums of factors need no tensor that is as large as the weights times the batch (Goodfellow,
+"Efficient per-example gradient computations", 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
+ROUNDING = 4e-6
+
+
+class Rows:
+    """One factor of the gradients of examples, (examples, places, width), which several parameters may share."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._norms: Tensor | None = None
+        self._scaled: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def norms(self) -> Tensor:
+        """(examples,)."""
+        if self._norms is None:
+            self._norms = torch.linalg.vector_norm(self.values, dim=(1, 2))
+        return self._norms
+
+    @property
+    def finite(self) -> Tensor:
+        """Without what is not finite: a gradient of factor 0 must not come back as 0 * inf."""
+        return torch.nan_to_num(self.values, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def scaled(self, factors: Tensor) -> Tensor:
+        """Each example times its factor; those of factor 0 do not count, whatever they are."""
+        if self._scaled is None or self._scaled[0] is not factors:
+            self._scaled = factors, torch.nan_to_num(factors[:, None, None] * self.values, nan=0.0)
+        return self._scaled[1]
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(torch.cat((self.values, other.values), 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """The gradient of each example, written out."""
+
+    gradient: Tensor  # (examples, *shape)
+
+    @property
+    def _flat(self) -> Tensor:
+        return self.gradient.unsqueeze(-1).flatten(1)  # a parameter may be a single number
+
+    def norms(self) -> Tensor:
+        """(examples,)."""
+        norms: Tensor = torch.linalg.vector_norm(self._flat, dim=1)
+        return norms
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        rows = torch.nan_to_num(self._flat, nan=0.0, posinf=0.0, neginf=0.0)
+        return (factors @ rows).reshape(self.gradient.shape[1:])
+
+    def written_out(self) -> Whole:
+        """Itself."""
+        return self
+
+    def condensed(self) -> Whole:
+        """Itself."""
+        return self
+
+    def __add__(self, other: Form) -> Whole:
+        assert isinstance(other, Whole), "a parameter has one form"
+        return Whole(self.gradient + other.gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """The gradient of example b is the sum of the outer products of left[b, i] and right[b, i] over i."""
+
+    left: Rows  # (examples, places, p)
+    right: Rows  # (examples, places, q)
+    shape: torch.Size  # of the parameter, p * q numbers
+
+    def norms(self) -> Tensor:
+        """(examples,), the cheapest of three ways."""
+        left, right = self.left.values, self.right.values
+        if left.shape[-2] == 1:
+            return self.left.norms * self.right.norms
+        if self._bulky:
+            return self.written_out().norms()
+        squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
+        size = (left.square().sum(dim=2) * right.square().sum(dim=2)).sqrt().sum(dim=1)
+        return (squares + ROUNDING * size.square()).sqrt()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        left, right = self.left.scaled(factors), self.right.finite
+        return (left.flatten(0, 1).mT @ right.flatten(0, 1)).reshape(self.shape)
+
+    def written_out(self) -> Whole:
+        """The same gradients, as large as they are."""
+        products = torch.einsum("bip,biq->bpq", self.left.values, self.right.values)
+        return Whole(products.reshape(-1, *self.shape))
+
+    @property
+    def _bulky(self) -> bool:
+        """Whether the factors hold more numbers than their products, and more than one product each."""
+        (places, p), q = self.left.values.shape[-2:], self.right.values.shape[-1]
+        return places > 1 and places * (p + q) > p * q
+
+    def condensed(self) -> Outer | Whole:
+        """The same gradients in fewer numbers, where that can be.
+
+        Products that cancel leave other rounding in a norm than in a sum over examples, unless both see them cancelled.
+        """
+        return self.written_out() if self._bulky else self
+
+    def __add__(self, other: Form) -> Outer:
+        assert isinstance(other, Outer), "a parameter has one form"
+        return Outer(self.left + other.left, self.right + other.right, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """The gradient of example b is the sum of left[b, i] over i: that of a bias beside an :class:`Outer`."""
+
+    left: Rows  # (examples, places, p)
+
+    def norms(self) -> Tensor:
+        """(examples,)."""
+        return self.left.norms if self.left.values.shape[-2] == 1 else self.written_out().norms()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Over the examples; those of factor 0 do not count, whatever their gradient."""
+        return self.left.scaled(factors).sum(dim=(0, 1))
+
+    def written_out(self) -> Whole:
+        """The same gradients."""
+        return Whole(self.left.values.sum(dim=1))
+
+    def condensed(self) -> Total | Whole:
+        """The same gradients in fewer numbers, where that can be."""
+        return self if self.left.values.shape[-2] == 1 else self.written_out()
+
+    def __add__(self, other: Form) -> Total:
+        assert isinstance(other, Total), "a parameter has one form"
+        return Total(self.left + other.left)
+
+
+Form = Whole | Outer | Total
+
+
+def joint_norms(forms: Mapping[str, Form]) -> Tensor:
+    """Of each example's gradient, over all parameters together."""
+    norms: Tensor = torch.linalg.vector_norm(torch.stack([form.norms() for form in forms.values()]), dim=0)
+    return norms
+
+
+def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tuple[dict[str, Form], Tensor]:
+    """Gradients summed over the real rows of each subject, and which rows stand for one.
+
+    A subject has its sum in the row of its first record; the other rows do not count.
+    """
+    real = mask > 0
+    own = (subject.unsqueeze(1) == subject) & real
+    first = own.to(torch.int32).argmax(dim=1)
+    summed: dict[str, Form] = {}
+    for name, form in forms.items():
+        gradient = form.written_out().gradient
+        rows = torch.where(real.reshape(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)  # padding is nobody's
+        summed[name] = Whole(torch.zeros_like(rows).index_add(0, first, rows))
+    return summed, mask * (first == torch.arange(len(subject), device=subject.device))
