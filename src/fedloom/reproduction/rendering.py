@@ -114,9 +114,14 @@ class Line:
 
     @property
     def seconds(self) -> str:
-        """Of a run, training and measuring, in the mean."""
-        spent = [sum(result.seconds.values()) for result in self.results]
-        return f"{mean(spent):.0f}" if spent else NOTHING
+        """Of a run, training and measuring, in the mean; by device where there are several."""
+        spent: dict[str, list[float]] = {}
+        for result in self.results:
+            spent.setdefault(result.device, []).append(sum(result.seconds.values()))
+        means = {device: f"{mean(seconds):.0f}" for device, seconds in spent.items()}
+        if len(means) > 1:
+            return "; ".join(f"{seconds} on {device}" for device, seconds in means.items())
+        return next(iter(means.values()), NOTHING)
 
     def has(self, column: Column) -> bool:
         """Whether there is anything to show."""
