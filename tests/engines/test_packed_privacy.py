@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from engines.one_answer import (
     trainer_of,
 )
 from fedloom.engines import fused, fused_private
-from fedloom.engines.base import FederationState, Job
+from fedloom.engines.base import FederationState, Job, Outcome
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise, HostNoise
 from fedloom.engines.fused_stack import Member, stacks_of
@@ -35,7 +35,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment, live_together
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
-from fedloom.privacy.ledger import Ledger
+from fedloom.privacy.ledger import BudgetSpentError, Ledger
 from support import federation_of
 
 CPU = torch.device("cpu")
@@ -304,20 +304,28 @@ class OnDevice(FusedEngine):
         return super().choice() | {"device": "cuda"}
 
 
+CHARGES = "SELECT DISTINCT round, run FROM charges ORDER BY round"
+
+
+def cramp(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Memory for so many silos at once."""
+    make = fused.PrivateProgram
+
+    def cramped(stack: Any, size: int, *rest: Any) -> fused_private.PrivateProgram:
+        if size > room:
+            raise torch.OutOfMemoryError
+        return make(stack, size, *rest)
+
+    monkeypatch.setattr(fused, "PrivateProgram", cramped)
+
+
 @pytest.mark.filterwarnings("ignore:out of device memory")
 def test_after_memory_ran_out_noise_comes_from_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first round, with room for two silos: what is charged from then on, and what a resumed run goes on with.
 
     Else rounds that are done again would be other releases, drawn with the larger chunk, and not be paid for.
     """
-    make = fused.PrivateProgram
-
-    def cramped(stack: Any, size: int, *rest: Any) -> fused_private.PrivateProgram:
-        if size > 2:
-            raise torch.OutOfMemoryError
-        return make(stack, size, *rest)
-
-    monkeypatch.setattr(fused, "PrivateProgram", cramped)
+    cramp(monkeypatch, room=2)
     experiments = [Experiment.of(config_of(*PRIVATE, "rounds=2", *own), LARGER) for own in TWO]
     lives = [each.begin(tmp_path / str(number)) for number, each in enumerate(experiments)]
     first, second = (each.trainer for each in experiments)
@@ -325,8 +333,36 @@ def test_after_memory_ran_out_noise_comes_from_another_source(tmp_path: Path, mo
     assert not live_together(lives, engine, engine.rounds)
     for life in lives:
         run = life.experiment.config.digest()
-        charges = Ledger(life.folder.ledger, read_only=True)._rows(
-            "SELECT DISTINCT round, run FROM charges ORDER BY round"
-        )
+        charges = Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)
         assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/2")]
         assert life.earlier_choice["chunk"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:out of device memory", "ignore:silo '.*' sits out")
+@pytest.mark.parametrize("can_pay", [True, False])
+def test_memory_that_runs_out_in_a_round_done_again_costs_that_round_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_pay: bool
+) -> None:
+    """Its noise is not that of the time before; where the budget cannot pay for both, the second is not kept."""
+    budget = () if can_pay else ("privacy.noise_multiplier=0", "privacy.epsilon=4")  # just enough for one round
+    experiment = Experiment.of(config_of(*PRIVATE, "rounds=1", *budget), LARGER)
+    life = experiment.begin(tmp_path / "run")
+
+    def crash(jobs: Mapping[int, Job]) -> dict[int, Outcome]:
+        return dict.fromkeys(engine.rounds(jobs), RuntimeError("the machine went down"))
+
+    engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
+    assert str(live_together([life], engine, crash)[0]) == "the machine went down"
+    cramp(monkeypatch, room=2)
+    again = experiment.take_up(life.folder)
+    engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
+    failures = live_together([again], engine, engine.rounds)
+    run = experiment.config.digest()
+    paid = {(1, f"{run}/cuda/5"), *([(1, f"{run}/cuda/2")] if can_pay else [])}
+    assert set(Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)) == paid
+    assert len(again.folder.metrics()) == can_pay
+    if not can_pay:
+        assert isinstance(failures[0], BudgetSpentError)
+        assert "round 1 was done again with other noise, for which silo 'a0' cannot pay; it is not kept" in str(
+            failures[0]
+        )

@@ -100,6 +100,7 @@ class Charging:
     def __init__(self, trainer: Trainer, path: Path) -> None:
         self._trainer = trainer
         self._ledger = Ledger(path)
+        self._again: dict[int, str] = {}  # silos that had paid before for what they release now, with its inputs
         for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, plan.budget)
 
@@ -108,24 +109,46 @@ class Charging:
 
         A round that is done again with noise of another ``source`` is paid for again.
         """
-        run, paid = self._trainer.config.digest() + source, []
+        silos = self._trainer.federation.silos
         server = _digest({f"{key}/{name}": t for key, part in state.server.blocks.items() for name, t in part.items()})
-        for index in context.participants:
-            plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
-            kept = _digest(state.silos.get(index, SiloState()).tensors)
-            # All that determines the release, with the seed (in the configuration) and where the noise comes from:
-            # doing it again is the same one.
-            content = hashlib.sha256("/".join((run, silo.digest, server, kept)).encode()).hexdigest()
-            try:
-                self._ledger.charge_all(run, silo.name, context.round, plan.events(context.round), content=content)
-            except BudgetSpentError as error:
-                warnings.warn(str(error), FedloomWarning, stacklevel=2)
-            else:
-                paid.append(index)
+        kept = {index: _digest(state.silos.get(index, SiloState()).tensors) for index in context.participants}
+        paid = self._pay(context.round, source, {i: f"{silos[i].digest}/{server}/{own}" for i, own in kept.items()})
         if missing := self._too_few(context, len(paid)):
             warnings.warn(missing, FedloomWarning, stacklevel=2)
             paid = []
         return replace(context, participants=tuple(paid))
+
+    def noise_changed(self, round: int, source: str) -> None:
+        """Pay again for the round just admitted: its noise came from another ``source`` after all.
+
+        Only where it was done again: for the first time it is one release, with noise of the same size.
+        """
+        again = self._again
+        paid = self._pay(round, source, again)
+        if missing := [self._trainer.federation.silos[index].name for index in again if index not in paid]:
+            raise BudgetSpentError(
+                f"round {round} was done again with other noise, for which silo '{missing[0]}' cannot pay; it is not "
+                "kept, and a resumed run goes on without that silo"
+            )
+
+    def _pay(self, round: int, source: str, inputs: Mapping[int, str]) -> list[int]:
+        """Charge silos for what they release from these ``inputs``; returns those whose budget allows it."""
+        run, paid, again = self._trainer.config.digest() + source, list[int](), dict[int, str]()
+        for index, given in inputs.items():
+            plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
+            # All that determines the release, with the seed (in the configuration) and where the noise comes from:
+            # doing it again is the same one.
+            content = hashlib.sha256(f"{run}/{given}".encode()).hexdigest()
+            try:
+                charges = self._ledger.charge_all(run, silo.name, round, plan.events(round), content=content)
+            except BudgetSpentError as error:
+                warnings.warn(str(error), FedloomWarning, stacklevel=3)
+                continue
+            paid.append(index)
+            if not all(charge.new for charge in charges.values()):
+                again[index] = given
+        self._again = again
+        return paid
 
     def _too_few(self, context: RoundContext, present: int) -> str:
         """Why those present may not go on without the others; empty if they may."""

@@ -97,6 +97,8 @@ class Life:
                 state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
                 if engine.choice() != noted:  # memory ran out: known before anything of this round is, for who resumes
                     noted = self._note(engine)
+                    if charging is not None:
+                        charging.noise_changed(context.round, noise_source(noted))
                 start = time.perf_counter() - before - training  # other runs' work in between is not counted
                 row, egress = _row(report), [record.to_mapping() for record in report.egress]
                 row["seconds"] = time.perf_counter() - start
