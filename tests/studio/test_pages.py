@@ -47,14 +47,20 @@ def test_a_line_for_each_run(client: TestClient, keys: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [pages.run_row, lambda sight: papers._links([sight]), lambda s: pages.state_mark(s.state)]
+    "part",
+    [
+        pages.run_row,
+        lambda sight: papers._links([sight]),
+        lambda s: pages.state_mark(s.state),
+        lambda s: f"<main{pages._live('', [s])}></main>",
+    ],
 )
 def test_a_state_is_never_markup(part: Callable[[Sight], str]) -> None:
     """Even one that no reader lets through."""
     state = '"><form action="//evil.example">'
     found = Page(part(Sight(Glance(Entry("key", "run", Path()), "", 0.0), state)))
     assert not found.all("form")
-    assert state in found.text + " ".join(found.values("data-state"))
+    assert state in " ".join((found.text, *found.values("data-state"), *found.values("data-states")))
 
 
 def test_a_folder_without_runs_says_how_to_begin(ask: Ask, tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fedloom.experiment import train
+from fedloom.runs.folder import RunFolder
+from fedloom.studio import app
+from fedloom.studio.watch import Watch
 from studio.serving import Running, serving, wait_for
 from support import tiny_config
 
@@ -108,6 +113,36 @@ def test_a_demo_run_is_watched_to_its_end(studio: Running, page: Chrome) -> None
     wait_for(lambda: page.execute_script("return [...document.images].every(one => one.complete && one.naturalWidth)"))
     page.back()
     wait_for(lambda: said(page, "tr[data-name='live'] .state").endswith("finished"))
+
+
+@pytest.mark.parametrize("path", ["", "runs/KEY", "compare?run=KEY&run=OTHER"])
+def test_an_end_before_the_page_listens_is_said(
+    studio: Running, page: Chrome, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The page was made while the run went on; the first that its stream says is that it has finished."""
+    stream, over = app._stream, threading.Event()
+
+    async def late(watch: Watch, keys: Sequence[str]) -> AsyncIterator[str]:
+        await asyncio.to_thread(over.wait)
+        async for line in stream(watch, keys):
+            yield line
+
+    monkeypatch.setattr(app, "_stream", late)
+    monkeypatch.setattr(studio.server.studio.watch, "tick", 0.0)  # nobody is told what was seen before
+    folder = studio.root / "brief"
+    shutil.copytree(studio.root / "four", folder, ignore=shutil.ignore_patterns("status.json"))
+    (folder / "run.toml").touch()  # a sign of life
+    try:
+        page.get(studio.address + path.replace("KEY", studio.key("brief")).replace("OTHER", studio.key("four")))
+        shown = {"": "tr[data-name='brief'] .state", "runs/KEY": "#state"}
+        assert path not in shown or said(page, shown[path]).endswith("running")
+        RunFolder.open(folder).end("finished", 3)
+        over.set()
+        wait_for(lambda: said(page, "#news") == "brief: finished")
+    finally:
+        over.set()
+        page.get("about:blank")
+        shutil.rmtree(folder)
 
 
 def test_a_choice_survives_what_happens_meanwhile(studio: Running, page: Chrome) -> None:

@@ -139,7 +139,7 @@ def run_page(sight: Sight, story: Story) -> str:
         f'<a class="button" href="/runs/{key}/explore">Explore the latent space</a></div>'
         f'<div id="body">{run_body(story)}</div>'
     )
-    return page(glance.entry.name, body, scripts=("live.js",), attributes=_live(f"/runs/{key}/body", [glance]))
+    return page(glance.entry.name, body, scripts=("live.js",), attributes=_live(f"/runs/{key}/body", [sight]))
 
 
 def run_body(story: Story) -> str:
@@ -158,7 +158,7 @@ def compare_page(sights: Sequence[Sight], stories: Sequence[Story]) -> str:
         f'<h1>{len(stories)} runs compared</h1><p class="sub">{names}</p><div id="body">{compare_body(stories)}</div>'
     )
     address = "/compare/body?" + "&amp;".join(f"run={key}" for key in keys)
-    attributes = _live(address, [sight.glance for sight in sights])
+    attributes = _live(address, sights)
     return page("Runs compared", body, scripts=("live.js",), attributes=attributes)
 
 
@@ -168,10 +168,12 @@ def compare_body(stories: Sequence[Story]) -> str:
     return f'<section id="heading">{_contents(sections)}</section>{_html(sections)}'
 
 
-def _live(address: str, glances: Sequence[Glance]) -> str:
-    keys = " ".join(glance.entry.key for glance in glances)
-    stamps = " ".join(glance.stamp for glance in glances)
-    return f' data-live="{address}" data-keys="{keys}" data-stamps="{stamps}"'
+def _live(address: str, sights: Sequence[Sight]) -> str:
+    """What the page shows at first, so that whatever happens before it listens is news to it."""
+    keys = " ".join(sight.glance.entry.key for sight in sights)
+    stamps = " ".join(sight.glance.stamp for sight in sights)
+    states = text(" ".join(sight.state for sight in sights))
+    return f' data-live="{address}" data-keys="{keys}" data-stamps="{stamps}" data-states="{states}"'
 
 
 def _contents(sections: Sequence[Section]) -> str:

@@ -18,12 +18,8 @@ export function listen(keys, heard) {
   turn();
 }
 
-const states = new Map();
-
-// For those who cannot see it: a run that has ended says so once.
-export function announce(run) {
-  const before = states.get(run.key);
-  states.set(run.key, run.state);
+// For those who cannot see it: a run that was shown as running and has ended says so once.
+export function announce(run, before) {
   if (before === "running" && run.state !== "running") {
     document.getElementById("news").textContent = `${run.name}: ${run.state}`;
   }

@@ -5,6 +5,7 @@ import { announce, listen } from "./events.js";
 const page = document.querySelector("main"), body = document.getElementById("body");
 const keys = page.dataset.keys.split(" "), stamps = page.dataset.stamps.split(" ");
 const shown = new Map(keys.map((key, place) => [key, stamps[place]])), known = new Map(shown);
+const first = page.dataset.states.split(" "), states = new Map(keys.map((key, place) => [key, first[place]]));
 let busy = false;
 for (const section of body.children) section.dataset.html = section.outerHTML;
 
@@ -68,7 +69,8 @@ async function fetchNews() {
 listen(keys, (run, gone) => {
   if (gone) return;
   known.set(run.key, run.stamp);
-  announce(run);
+  announce(run, states.get(run.key));
+  states.set(run.key, run.state);
   if (keys.length === 1 && document.getElementById("progress")) {
     document.getElementById("progress").innerHTML = run.progress;
     document.getElementById("state").innerHTML = run.mark;

@@ -39,9 +39,9 @@ listen([], (run, gone) => {
     if (old) old.remove();
   } else {
     const fresh = element(run.row);
+    announce(run, old?.dataset.state);
     if (old) renew(old, fresh);
     else table.prepend(fresh);
-    announce(run);
   }
   document.getElementById("none").hidden = table.rows.length > 0;
   sift();
