@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_a_run_is_read_again_only_when_it_has_changed(
 
 
 def test_all_who_watch_share_one_look(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, looks = Watch(Catalogue(entry.path.parent), tick=1000.0), []
+    watch, looks = Watch(Catalogue(entry.path.parent), tick=math.inf), []
     look = Watch.look
     monkeypatch.setattr(Watch, "look", lambda self: looks.append(1) or look(self))
 

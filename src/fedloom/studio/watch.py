@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from fedloom.studio.catalogue import Catalogue, Entry
 from fedloom.studio.glance import Glance, glance_at, stamp_of
 
 TICK = 1.0  # seconds
+NAP = 0.1  # seconds after which one who waits for the next look sees that the studio ends
 HEARTBEAT = 15.0  # seconds after which silence is broken, so that a closed connection is noticed
 MOST_WATCHERS = 32
 
@@ -32,7 +34,7 @@ class Watch:
     watchers: int = 0
     closed: bool = False
     _known: dict[str, Glance] = field(default_factory=dict)
-    _looked: float = -TICK
+    _looked: float = -math.inf  # not yet; a clock may have begun a moment ago
     _sights: dict[str, Sight] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -80,6 +82,12 @@ class Watch:
                 elif time.monotonic() - spoke >= HEARTBEAT:
                     yield None
                     spoke = time.monotonic()
-                await asyncio.sleep(self.tick)
+                await self._rest()
         finally:
             self.watchers -= 1
+
+    async def _rest(self) -> None:
+        """Until the next look is due, or the studio ends: it does not wait long for its streams."""
+        end = time.monotonic() + self.tick
+        while not self.closed and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, NAP))
