@@ -29,6 +29,17 @@ class Running:
         return next(entry.key for entry in entries if entry.name == name)
 
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """It does nothing meanwhile, so that no time of its own passes, however slow whoever calls it is."""
+        go_on = threading.Event()
+        self.server.servers[0].get_loop().call_soon_threadsafe(go_on.wait)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
 @contextmanager
 def serving(root: Path, token: str = "") -> Iterator[Running]:
     """A studio in a thread of this process."""
@@ -41,7 +52,7 @@ def serving(root: Path, token: str = "") -> Iterator[Running]:
         yield Running(root, place.address, place.listener.getsockname()[1], server)
     finally:
         server.handle_exit(2, None)
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         place.listener.close()
     assert not thread.is_alive(), "streams that are open must not keep the studio from ending"
 
