@@ -28,7 +28,6 @@ class Running:
         entries = self.server.studio.catalogue.entries().values()
         return next(entry.key for entry in entries if entry.name == name)
 
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """It does nothing meanwhile, so that no time of its own passes, however slow whoever calls it is."""
