@@ -31,7 +31,10 @@ PROMPT = RoundRules(deadline=120.0, grace=0.2, minimum=1, extensions=0, attempts
 
 
 class LocalGrid:
-    """What fedloom uses of Flower's grid; every message is copied, and answered in a thread of its own."""
+    """What fedloom uses of Flower's grid; every message is copied, and answered in a thread of its own.
+
+    A silo answers one after the other, as its worker does.
+    """
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # messages cannot be made without
@@ -39,6 +42,7 @@ class LocalGrid:
         self.offline: set[str] = set()
         self._nodes = {1000 + number: name for number, name in enumerate(handlers)}
         self._replies: dict[str, Message] = {}
+        self._turns = {name: threading.Lock() for name in handlers}
 
     def get_nodes(self) -> list[Any]:
         return [SimpleNamespace(node_id=n, name=name) for n, name in self._nodes.items() if name not in self.offline]
@@ -57,7 +61,8 @@ class LocalGrid:
     def _answer(self, number: str, message: Message) -> None:
         name = self._nodes[message.metadata.dst_node_id]
         try:
-            reply = answered(self.handlers[name](frame_of(message)), message)
+            with self._turns[name]:
+                reply = answered(self.handlers[name](frame_of(message)), message)
         except Exception as error:
             reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         self._replies[number] = copy.deepcopy(reply)
