@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines.killing import sweep_until_killed
 from fedloom import sweep
 from fedloom.config import preset_names
 from fedloom.engines.fused_support import UnsupportedError
@@ -203,15 +200,10 @@ def test_a_folder_with_other_settings_is_left_alone(written: Written, tmp_path: 
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(written: Written, tmp_path: Path) -> None:
-    path = written("[grid]\nseed = [1, 2]\nrounds = [12]")
+    path = written("[grid]\nseed = [1, 2]\nrounds = [3]")
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "fedloom", "sweep", str(path), "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not list(out.glob("seed-2/checkpoints/round-*")):
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    sweep_until_killed(path, out, "seed-2")
+    assert RunFolder.open(out / "seed-2").rounds_done == 1
     assert RunFolder.open(out / "seed-1").status["state"] == "finished"
     assert RunFolder.open(out / "seed-2").status["state"] == "unfinished"
     before = {file: file.stat().st_mtime_ns for file in (out / "seed-1").rglob("*")}

@@ -7,14 +7,17 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from fedloom.config import Config
-from fedloom.engines.base import Result
+from fedloom.engines.base import Result, RoundReport
 from fedloom.experiment import Observer, resume, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
+from fedloom.sweep import Trial, read_sweep, run_sweep
 from privacy import sqlite_faults
 
 # Forked from a server that has imported everything (optimisers import dynamo) but never trained: quick to start.
@@ -54,9 +57,24 @@ def resume_until_write(out: Path, write: int) -> None:
     _let_die(processes.Process(target=_resume, args=(out, write)))
 
 
+class Endless(Observer):
+    """Waits before the last round: however fast a run is, it can be killed."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+
+    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+        while report.context.round == self._rounds - 1:
+            signal.pause()
+
+
+def _train_endlessly(config: Config, out: Path) -> None:
+    train(config, out, observer=Endless(config.rounds))
+
+
 def train_until_killed(config: Config, out: Path, rounds: int, delay: float) -> None:
     """Train in a process that is killed from outside, some seconds after a number of rounds was logged."""
-    process, log = processes.Process(target=_train, args=(config, out, 0)), out / "metrics.jsonl"
+    process, log = processes.Process(target=_train_endlessly, args=(config, out)), out / "metrics.jsonl"
     process.start()
     while process.is_alive() and not (log.exists() and log.read_bytes().count(b"\n") >= rounds):
         time.sleep(0.001)
@@ -64,6 +82,26 @@ def train_until_killed(config: Config, out: Path, rounds: int, delay: float) -> 
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL, "the process ended before it could be killed"
+
+
+class Dying(Observer):
+    """Is killed when a round is done."""
+
+    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _sweep(path: Path, out: Path, last: str) -> None:
+    @contextmanager
+    def observe(packed: Sequence[Trial]) -> Iterator[Observer]:
+        yield Dying() if last in [trial.name for trial in packed] else Observer()
+
+    run_sweep(read_sweep(path), out, observe)
+
+
+def sweep_until_killed(path: Path, out: Path, last: str) -> None:
+    """Sweep in a process that is killed after the first round of a trial."""
+    _let_die(processes.Process(target=_sweep, args=(path, out, last)))
 
 
 def _let_die(process: multiprocessing.process.BaseProcess) -> None:
