@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -221,8 +223,10 @@ def test_a_worker_is_stopped_at_the_deadline(paper: Path, tmp_path: Path, monkey
     start = SpawnProcess.start
     monkeypatch.setattr(SpawnProcess, "start", lambda process: (started.append(process), start(process)))
     monkeypatch.setattr(running, "_work", linger)
+    # The time is up as soon as a worker is started, and not before.
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(len(started)), sleep=time.sleep))
     (task,) = tasks(paper, rows=("first/d",))
-    outcomes = carry_out([task], Work(tmp_path / "runs"), seconds=0.01)
+    outcomes = carry_out([task], Work(tmp_path / "runs"), seconds=0.5)
     assert [process.exitcode for process in started] == [-signal.SIGTERM]
     assert outcomes[task.trial.name].state == "unfinished"
 
@@ -236,7 +240,7 @@ def test_a_worker_that_crashes_has_failed(
 ) -> None:
     monkeypatch.setattr(running, "_work", work)
     (task,) = tasks(paper, rows=("first/d",))
-    outcome = carry_out([task], Work(tmp_path / "runs"), workers=2, seconds=60.0)[task.trial.name]
+    outcome = carry_out([task], Work(tmp_path / "runs"), workers=2, seconds=600.0)[task.trial.name]
     assert (outcome.state, outcome.reason) == ("failed", reason)
 
 
