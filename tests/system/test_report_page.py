@@ -12,6 +12,7 @@ import pytest
 
 from fedloom.experiment import load, train
 from fedloom.reports.report import write_report
+from studio.serving import wait_for
 from support import tiny_config
 
 if TYPE_CHECKING:
@@ -79,10 +80,10 @@ def test_a_curve_tells_its_values_under_the_pointer(page: Chrome) -> None:
     assert not page.find_element("class name", "tip").is_displayed()
     ActionChains(page).move_to_element(chart).perform()
     tip = page.find_element("class name", "tip")
-    assert tip.text == points[1][2]
+    wait_for(lambda: tip.text == points[1][2])
     assert tip.text.startswith("round 2\n")
     ActionChains(page).move_to_element(page.find_element("tag name", "h1")).perform()
-    assert not tip.is_displayed()
+    wait_for(lambda: not tip.is_displayed())
 
 
 def test_a_link_to_a_run_opens_it(folder: Path, browser: Chrome) -> None:
@@ -90,7 +91,7 @@ def test_a_link_to_a_run_opens_it(folder: Path, browser: Chrome) -> None:
     details = browser.find_element("id", "run2")
     assert details.get_attribute("open") is None
     browser.find_element("css selector", "nav a[href='#run2']").click()
-    assert details.get_attribute("open") is not None
+    wait_for(lambda: details.get_attribute("open") is not None)
 
 
 def test_nothing_but_its_own_script_runs(page: Chrome) -> None:
