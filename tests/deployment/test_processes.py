@@ -24,7 +24,7 @@ from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, Sil
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.nursery import write_command
-from fedloom.deployment.processes import Child, Household, locked, require_flower
+from fedloom.deployment.processes import Child, Household, free_port, locked, require_flower
 from fedloom.deployment.proxy import FLEET, configuration
 from fedloom.deployment.serving import APP, Serving
 from fedloom.deployment.submissions import Submission
@@ -284,7 +284,7 @@ def test_the_command_for_a_message_is_done_with_or_without_the_nursery(tmp_path:
     nursery = subprocess.Popen(program, stdout=log, stderr=log) if there else None
     try:
         if there:
-            wait_for(lambda: _listens(place), "the nursery is ready", 120)
+            wait_for(lambda: _listens(place), "the nursery is ready")
         done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=300)
     finally:
         if nursery is not None:
@@ -293,6 +293,13 @@ def test_the_command_for_a_message_is_done_with_or_without_the_nursery(tmp_path:
     said = (tmp_path / "log").read_text() if there else done.stdout
     assert "--runtime-api-address" in said
     assert there or not place.exists()
+
+
+def test_a_free_port_is_given_once_and_never_to_an_outgoing_connection() -> None:
+    """Between the choice of a port and its use whole processes are started."""
+    ports = [free_port() for _ in range(20)]
+    assert len(set(ports)) == 20
+    assert max(ports) < 32_768  # where Linux begins, and others later
 
 
 def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

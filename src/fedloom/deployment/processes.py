@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -53,12 +54,17 @@ def locked(path: Path, taken: str) -> IO[str]:
     return lock
 
 
+# Below those that systems give to outgoing connections, and each once: one stays free until somebody listens there.
+_PORTS = iter(random.SystemRandom().sample(range(20_000, 32_000), 1_000))
+
+
 def free_port() -> int:
     """A port of the loopback interface that nobody uses."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    for port in _PORTS:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise FedloomError("no port of the loopback interface is free")
 
 
 @dataclass
