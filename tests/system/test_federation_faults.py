@@ -31,8 +31,9 @@ ENDED = "the silo's worker ended before it had answered"
 def test_a_worker_that_is_killed_in_mid_round_is_started_again(place: Place) -> None:
     name, silo = "worker-killed", place.joined[0]
     os.kill(pid(silo.worker), signal.SIGSTOP)  # so that it cannot answer before it is killed
-    place.when(lambda: asked_now(silo), lambda: os.kill(pid(silo.worker), signal.SIGKILL))
+    kill = place.when(lambda: asked_now(silo), lambda: os.kill(pid(silo.worker), signal.SIGKILL))
     place.run(name, *FISSION)
+    kill.join()
     assert (1, silo.home.name) in place.events(name, "failed")
     assert any(ENDED in reason for reason in place.reasons(name, "failed"))
     assert place.same(name)
@@ -59,7 +60,7 @@ def test_a_slow_silo_is_not_waited_for_beyond_the_deadline(place: Place) -> None
         lambda: (1, silo.home.name) in place.events(name, "missing"),
         lambda: os.kill(pid(silo.worker), signal.SIGCONT),
     )
-    with place.ruled(replace(RULES, deadline=40.0)):
+    with place.ruled(replace(RULES, deadline=40.0, minimum=2, extensions=5)):  # the others have all the time they need
         place.run(name, *FISSION)
     wake.join()
     assert place.events(name, "missing") == [(1, silo.home.name)]
@@ -68,17 +69,21 @@ def test_a_slow_silo_is_not_waited_for_beyond_the_deadline(place: Place) -> None
 
 
 def test_a_server_that_is_killed_goes_on_as_a_new_run(place: Place) -> None:
-    name, silo = "superlink-killed", place.joined[0].home.name
-    kill = place.when(
-        lambda: (2, silo) in place.events(name, "asked"),
-        lambda: os.killpg(pid(place.serving.superlink), signal.SIGKILL),
-    )
-    with pytest.raises(FedloomError, match="the run's process at the server has ended"):
-        place.run(name, *FISSION)
-    kill.join()
-    assert RunFolder.open(place.folder / name).rounds_done == 1
-    place.wait_until_all_are_there()
-    place.resume(name)
+    """In its second round, which cannot be over before: one silo halts with its answer in hand."""
+    name, silo = "superlink-killed", place.joined[0]
+
+    def kill() -> None:
+        os.killpg(pid(place.serving.superlink), signal.SIGKILL)
+        os.kill(pid(silo.worker), signal.SIGCONT)
+
+    with place.dishonest(silo, (2, "halted")):
+        killed = place.when(lambda: halted(silo.worker), kill)
+        with pytest.raises(FedloomError, match="the run's process at the server has ended"):
+            place.run(name, *FISSION)
+        killed.join()
+        assert RunFolder.open(place.folder / name).rounds_done == 1
+        place.wait_until_all_are_there()
+        place.resume(name)
     assert place.same(name)
 
 
@@ -90,12 +95,12 @@ def test_a_node_that_is_killed_comes_back(place: Place, moment: str) -> None:
     def kill() -> None:
         os.killpg(pid(silo.node), signal.SIGKILL)
 
+    kind = {"during": "asked", "after": "answered"}.get(moment)
+    killed = place.when(lambda: kind is None or (1, silo.home.name) in place.events(name, kind), kill)
     if moment == "before":
-        kill()
-    else:
-        kind = {"during": "asked", "after": "answered"}[moment]
-        place.when(lambda: (1, silo.home.name) in place.events(name, kind), kill)
+        killed.join()
     place.run(name, *FISSION)
+    killed.join()  # not in the next test
     assert place.same(name)
 
 
@@ -160,8 +165,9 @@ def test_a_node_that_is_killed_in_a_private_round_costs_nothing_more(place: Plac
         os.kill(pid(silo.worker), signal.SIGCONT)
 
     with place.agreeing(private(50.0, "secure")), place.dishonest(silo, (1, "halted")):
-        place.when(lambda: halted(silo.worker), kill)
+        killed = place.when(lambda: halted(silo.worker), kill)
         place.run_alone(name, *METHODS["dp-sgd"])
+        killed.join()
         assert [charges(place, name, each) for each in place.joined] == [{1: 1, 2: 1}] * 3
     assert Counter(place.events(name, "asked"))[(1, silo.home.name)] == 2
     assert_all_that_left_is_logged(place, name)
