@@ -58,7 +58,7 @@ def config_of(*overrides: str) -> Config:
     return tiny_config("engine.name=reference", "rounds=2", "data.silos=2", *overrides)
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
     """Until something is so; the test fails if it does not come about in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -190,7 +190,7 @@ class Place:
                 return False
             return online == len(self.joined) and all(map(_lives, self.joined))
 
-        wait_for(there, "all silos are there", 150)
+        wait_for(there, "all silos are there")
 
 
 def _lives(silo: Joining) -> int:

@@ -107,7 +107,7 @@ def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_pa
     np.savez(tmp_path / "other.npz", x_train=np.zeros((4, 5, 5), np.uint8))
     with Joining(SiloHome.open(copy), tmp_path / "other.npz", place.said.append) as joining:
         assert joining.worker.process is not None
-        joining.worker.process.wait(60)
+        joining.worker.process.wait(150)
         with pytest.raises(FedloomError, match=r"^'other' holds records of shape \(1, 5, 5\), the charter says"):
             joining.tend()
 
@@ -133,9 +133,12 @@ def test_an_expired_certificate_keeps_silos_away_until_it_is_renewed(place: Plac
     shutil.copytree(place.joined[0].home.path, copy)
     proxy = place.serving.household.children[-1]
     assert proxy.name == "proxy"
+    address = "127.0.0.1", place.place.server.charter.port
     make_server_certificate(keys, "127.0.0.1", days=-1)
-    os.kill(pid(proxy), signal.SIGHUP)  # nginx reads its files again
+    expired = (keys / "server.crt").read_text().split()
+    os.kill(pid(proxy), signal.SIGHUP)  # nginx reads its files again, in its own time
     try:
+        wait_for(lambda: ssl.get_server_certificate(address).split() == expired, "the proxy shows the expired one")
         assert "has expired" in refusal(SiloHome.open(copy), place.joined[0].data)
     finally:
         make_server_certificate(keys, "127.0.0.1")
