@@ -68,17 +68,18 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
     yield from (f"**{part.title}**", "")
     if part.about:
         yield from (part.about, "")
+    done = [result for line in lines for result in line.results]
+    usual = next((device for device, _ in Counter(result.device for result in done).most_common(1)), "")
     yield _cells([*headers, "seeds", "seconds a run", "command"])
     yield "|" + "---|" * (len(headers) + 3)
     for line in lines:
         shares = [ratio.cell(line) for ratio in ratios]
-        tail = [line.seeds, line.seconds, f"`{line.row.command or f'fedloom reproduce {table.name}'}`"]
+        tail = [line.seeds, line.seconds(usual), f"`{line.row.command or f'fedloom reproduce {table.name}'}`"]
         yield _cells([line.row.name, *(line.cell(column) for column in columns), *shares, *tail])
     yield ""
     if order := _order(table, lines):
         yield from (f"- {sentence}" for sentence in order)
         yield ""
-    done = [result for line in lines for result in line.results]
     if done:
         machines = Counter(map(_machine, done))
         yield (
@@ -112,16 +113,15 @@ class Line:
         """How many repetitions there are."""
         return str(len(self.results)) if self.results else NOTHING
 
-    @property
-    def seconds(self) -> str:
-        """Of a run, training and measuring, in the mean; by device where there are several."""
+    def seconds(self, usual: str) -> str:
+        """Of a run, training and measuring, in the mean; with its device where that is not the usual one alone."""
         spent: dict[str, list[float]] = {}
         for result in self.results:
             spent.setdefault(result.device, []).append(sum(result.seconds.values()))
         means = {device: f"{mean(seconds):.0f}" for device, seconds in spent.items()}
-        if len(means) > 1:
-            return "; ".join(f"{seconds} on {device}" for device, seconds in means.items())
-        return next(iter(means.values()), NOTHING)
+        if list(means) == [usual]:
+            return means[usual]
+        return "; ".join(f"{seconds} on {device}" for device, seconds in means.items()) or NOTHING
 
     def has(self, column: Column) -> bool:
         """Whether there is anything to show."""
