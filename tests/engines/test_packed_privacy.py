@@ -267,9 +267,8 @@ def test_runs_side_by_side_draw_as_runs_that_alternate() -> None:
         assert all(torch.equal(noise, theirs[owner]) for owner, noise in mine.items())
 
 
-@pytest.mark.parametrize("options", [IN_CHUNKS, ALL_AT_ONCE], ids=["chunks of 3", "one chunk"])
-def test_packs_draw_on_a_device_as_runs_alone(options: FusedOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in chunks smaller than a run: they hold the silos that train together when it is alone."""
+def draw_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise as a GPU draws it: for all of a run's silos that train together."""
     load = fused_private.PrivateProgram.load
 
     def on_device(program: fused_private.PrivateProgram, *arguments: Any) -> None:
@@ -278,6 +277,12 @@ def test_packs_draw_on_a_device_as_runs_alone(options: FusedOptions, monkeypatch
         assert isinstance(program._source, DeviceNoise)
 
     monkeypatch.setattr(fused_private.PrivateProgram, "load", on_device)
+
+
+@pytest.mark.parametrize("options", [IN_CHUNKS, ALL_AT_ONCE], ids=["chunks of 3", "one chunk"])
+def test_packs_draw_on_a_device_as_runs_alone(options: FusedOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in chunks smaller than a run: they hold the silos that train together when it is alone."""
+    draw_on_device(monkeypatch)
     runs = [("seed=1",), ("seed=2", "privacy.noise_multiplier=3"), ("seed=3",)]
     assert_packed_equals_alone([LARGER] * 3, runs, options)
 
@@ -366,3 +371,32 @@ def test_memory_that_runs_out_in_a_round_done_again_costs_that_round_again(
         assert "round 1 was done again with other noise, for which silo 'a0' cannot pay; it is not kept" in str(
             failures[0]
         )
+
+
+@pytest.mark.filterwarnings("ignore:out of device memory")
+def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round in which it ran out is kept at once: else earlier ones were done again with fewer silos at once.
+
+    From that on every round would have other inputs, but noise that it has used before, which the ledger refuses.
+    """
+    draw_on_device(monkeypatch)
+    experiment = Experiment.of(config_of(*PRIVATE, "rounds=4", "engine.checkpoint_every=4"), LARGER)
+    life = experiment.begin(tmp_path / "run")
+    engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
+
+    def cramped_then_crash(jobs: Mapping[int, Job]) -> Mapping[int, Outcome]:
+        number = jobs[0].context.round
+        if number == 2:
+            engine.close()
+            cramp(monkeypatch, room=2)
+        return {0: RuntimeError("the machine went down")} if number == 4 else engine.rounds(jobs)
+
+    assert str(live_together([life], engine, cramped_then_crash)[0]) == "the machine went down"
+    again = experiment.take_up(life.folder)
+    engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=again.earlier_choice["chunk"]))
+    assert not live_together([again], engine, engine.rounds)
+    run = experiment.config.digest()
+    charges = Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)
+    assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/5"), (3, f"{run}/cuda/2"), (4, f"{run}/cuda/2")]

@@ -95,7 +95,8 @@ class Life:
                     context = charging.admitted(state, context, noise_source(engine.choice()))
                 before = time.perf_counter() - start
                 state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
-                if engine.choice() != noted:  # memory ran out: known before anything of this round is, for who resumes
+                changed = engine.choice() != noted
+                if changed:  # memory ran out: known before anything of this round is, for who resumes
                     noted = self._note(engine)
                     if charging is not None:
                         charging.noise_changed(context.round, noise_source(noted))
@@ -112,7 +113,8 @@ class Life:
                 if reason := ailment(folder.metrics(), config.rounds):
                     folder.end("diverged", state.round, reason)
                     return
-                if state.round % config.engine.checkpoint_every == 0 or state.round == config.rounds:
+                due = state.round % config.engine.checkpoint_every == 0 or state.round == config.rounds
+                if due or changed:  # rounds up to here would not be done again as they were
                     made = checkpoint_of(config, experiment.federation, state, report.context.participants)
                     save_checkpoint(folder.path, made, config.engine.keep_checkpoints)
                 observer.round_done(report, metrics, seconds)
