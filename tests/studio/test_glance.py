@@ -225,6 +225,18 @@ def test_silence_is_broken_now_and_then_and_ends_when_the_studio_does(
     assert events[1:] == [None, None]
 
 
+def test_a_stream_that_rests_ends_with_the_studio_and_not_after_the_next_look(entry: Entry) -> None:
+    watch = Watch(Catalogue(entry.path.parent), tick=math.inf)
+
+    async def listen() -> list[Any]:
+        stream = watch.changes()
+        first = await anext(stream)
+        asyncio.get_running_loop().call_later(0.05, setattr, watch, "closed", True)
+        return [first, await asyncio.wait_for(anext(stream, "the end"), 60)]
+
+    assert asyncio.run(listen())[1] == "the end"
+
+
 def test_a_file_that_is_put_back_with_its_old_time_is_noticed(entry: Entry, watch: Watch) -> None:
     log(entry, {"round": 1})
     before = watch.look()
