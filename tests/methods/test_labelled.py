@@ -18,11 +18,13 @@ from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState, recipes
 from fedloom.methods.generator import LABEL_SHARES, Generator
+from fedloom.methods.labels import COUNTS
 from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, LinearHead
 from fedloom.objectives.labelled import ConditionalAdversarial, ConditionalElbo, CrossEntropy, drawn_labels
 from fedloom.privacy.accounting import spent
 from fedloom.privacy.ledger import Ledger
+from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
 SMALL = {"dp_cgan": ("method.generator_hidden=[8]", "method.discriminator_hidden=[8]")}
@@ -236,6 +238,15 @@ def test_noise_is_calibrated_for_all_rounds_and_all_of_it_is_spent(tmp_path: Pat
     assert len(events) == 4  # an update in each round, and the class counts once
     assert 0.98 < spent(events, 1e-5, "rdp") <= 1.0
     assert spent(events[:3], 1e-5, "rdp") < 0.9
+
+
+def test_counts_of_all_rounds_make_the_label_shares() -> None:
+    """A silo sends them in its own first round, and in a deployment perhaps late: others' still count."""
+    step, server = method_of("dp_cvae").server_step, ServerState({})
+    for number, counts in enumerate(([30.0, 10.0, 0.0], [0.0, 20.0, 40.0]), start=1):
+        sent = {COUNTS: {"counts": torch.tensor(counts)}}
+        server = step(server, [Update(f"silo-{number}", number, {}, {"all": 60.0}, sent)], CONTEXT, Streams(1))
+    torch.testing.assert_close(server.memory[LABEL_SHARES], torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ["dp_cvae", "flow", "dp_cgan", "moments", "refined_moments"])

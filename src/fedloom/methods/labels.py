@@ -73,9 +73,10 @@ class WithLabelShares:
         sent = [update.payloads[COUNTS]["counts"] for update in updates if COUNTS in update.payloads]
         if not sent:
             return after
-        counts = torch.stack(sent).to(torch.float64).sum(dim=0)
+        # Silos send them in different rounds, each in the first that it takes part in.
+        counts = torch.stack(sent).to(torch.float64).sum(dim=0) + after.memory.get(COUNTS, 0.0)
         positive = counts.clamp_min(SMALLEST_SHARE * counts.clamp_min(0.0).mean()).clamp_min(1e-9)
-        return replace(after, memory={**after.memory, LABEL_SHARES: positive / positive.sum()})
+        return replace(after, memory={**after.memory, COUNTS: counts, LABEL_SHARES: positive / positive.sum()})
 
 
 def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Method:
