@@ -13,7 +13,10 @@ from fedloom.config import Config, override, parse
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.base import ServerState
 from fedloom.methods.generator import LABEL_SHARES
+from fedloom.methods.moments import DECODER
 from fedloom.models.class_gaussian import (
     BIAS,
     ClassGaussian,
@@ -23,6 +26,7 @@ from fedloom.models.class_gaussian import (
     told_apart_by,
     within_unit_ball,
 )
+from fedloom.sharing.update import Update
 
 WIDTH, CLASSES = 8, 3
 
@@ -160,3 +164,23 @@ def test_refining_beats_moments_at_the_same_epsilon(trust: str, tmp_path: Path) 
 def test_refining_needs_everybody_in_at_least_three_rounds(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"rounds of at least 3 and participation.rate = 1"):
         Experiment.of(config("refined_moments", *overrides), federation())
+
+
+@pytest.mark.parametrize("late", ["centre", "moments"])
+def test_sums_that_come_late_are_left_out(late: str) -> None:
+    """They are about the centre of their own round, and of another kind than what this round is for."""
+    experiment, sums = Experiment.of(config("refined_moments"), federation()), noisy_sums(0.0)[0]
+    step, streams = experiment.method.server_step, experiment.trainer.streams
+    payloads = {"centre": {"sum": sums["sums"].sum(0)}, "moments": sums}
+
+    def after(server: ServerState, number: int, *sent: tuple[int, str]) -> ServerState:
+        updates = [Update(f"silo-{n}", n, {}, {"all": 4000.0}, {name: payloads[name]}) for n, name in sent]
+        return step(server, updates, RoundContext(number, 12, ()), streams)
+
+    first = after(step.initial(streams), 1, (1, "centre"))
+    wanted = after(first, 2, (2, "moments"))
+    assert LABEL_SHARES in wanted.memory
+    second = after(first, 2, (2, "moments"), *([(1, "centre")] if late == "centre" else []))
+    third = after(second, 3, *([(2, "moments")] if late == "moments" else []))
+    for name, tensor in wanted.blocks[DECODER].items():
+        assert torch.equal(third.blocks[DECODER][name], tensor), name

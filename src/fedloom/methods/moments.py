@@ -55,11 +55,11 @@ class MomentsStep:
         self,
         server: ServerState,
         updates: Sequence[Update],
-        context: RoundContext,  # noqa: ARG002 - whatever has come is used
-        streams: Streams,  # noqa: ARG002
+        context: RoundContext,
+        streams: Streams,  # noqa: ARG002 - nothing is drawn
     ) -> ServerState:
         """The generator, where moments have come."""
-        sums, records = payload_sum(updates, MOMENTS)
+        sums, records = payload_sum(in_time(updates, context), MOMENTS)
         if not sums:
             return server
         known = server.blocks[DECODER]
@@ -70,6 +70,11 @@ class MomentsStep:
 def build(classes: int, width: int, _: Site) -> ClassGaussian:
     """The same model everywhere, all zeros."""
     return ClassGaussian(classes, width)
+
+
+def in_time(updates: Sequence[Update], context: RoundContext) -> list[Update]:
+    """Those of this round: sums of another are about another centre, and do not add up with these."""
+    return [update for update in updates if update.round == context.round]
 
 
 def payload_sum(updates: Sequence[Update], payload: str) -> tuple[Tensors, float]:

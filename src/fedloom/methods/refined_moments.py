@@ -23,7 +23,7 @@ from fedloom.methods import moments
 from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
-from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
+from fedloom.methods.moments import DECODER, MomentsStep, in_time, payload_sum
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import Tensors, payload_of_sums
@@ -53,8 +53,8 @@ class RefiningStep(MomentsStep):
     def __call__(
         self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
     ) -> ServerState:
-        """Whatever has come is used."""
-        known = server.blocks[DECODER]
+        """Whatever has come in time is used."""
+        known, updates = server.blocks[DECODER], in_time(updates, context)
         total, records = payload_sum(updates, CENTRE)
         if total:
             return replace(server, blocks={DECODER: {**known, "centre": (total["sum"] / records).to(torch.float32)}})
