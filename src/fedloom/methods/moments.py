@@ -59,7 +59,7 @@ class MomentsStep:
         streams: Streams,  # noqa: ARG002 - nothing is drawn
     ) -> ServerState:
         """The generator, where moments have come."""
-        sums, records = payload_sum(in_time(updates, context), MOMENTS)
+        sums, records = payload_sum(updates, MOMENTS, context)
         if not sums:
             return server
         known = server.blocks[DECODER]
@@ -72,14 +72,12 @@ def build(classes: int, width: int, _: Site) -> ClassGaussian:
     return ClassGaussian(classes, width)
 
 
-def in_time(updates: Sequence[Update], context: RoundContext) -> list[Update]:
-    """Those of this round: sums of another are about another centre, and do not add up with these."""
-    return [update for update in updates if update.round == context.round]
+def payload_sum(updates: Sequence[Update], payload: str, context: RoundContext) -> tuple[Tensors, float]:
+    """A payload added up over the silos that sent it, and how many records they have.
 
-
-def payload_sum(updates: Sequence[Update], payload: str) -> tuple[Tensors, float]:
-    """A payload added up over the silos that sent it, and how many records they have."""
-    sent = [update for update in updates if payload in update.payloads]
+    Late ones are left out: they are about the centre of another round.
+    """
+    sent = [update for update in updates if payload in update.payloads and update.round == context.round]
     tensors: Tensors = {}
     for update in sent:
         for name, tensor in update.payloads[payload].items():

@@ -23,7 +23,7 @@ from fedloom.methods import moments
 from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
-from fedloom.methods.moments import DECODER, MomentsStep, in_time, payload_sum
+from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import Tensors, payload_of_sums
@@ -54,16 +54,16 @@ class RefiningStep(MomentsStep):
         self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
     ) -> ServerState:
         """Whatever has come in time is used."""
-        known, updates = server.blocks[DECODER], in_time(updates, context)
-        total, records = payload_sum(updates, CENTRE)
+        known = server.blocks[DECODER]
+        total, records = payload_sum(updates, CENTRE, context)
         if total:
             return replace(server, blocks={DECODER: {**known, "centre": (total["sum"] / records).to(torch.float32)}})
-        if any(moments.MOMENTS in update.payloads for update in updates):
+        if payload_sum(updates, moments.MOMENTS, context)[0]:
             after = super().__call__(server, updates, context, streams)
             found = after.blocks[DECODER]
             start = {name: self.options.start * found[name] for name in ("weights", "bias")}
             return replace(after, blocks={DECODER: {**found, **start}})
-        gradient, records = payload_sum(updates, GRADIENT)
+        gradient, records = payload_sum(updates, GRADIENT, context)
         if not gradient:
             return server
         found = self._refined(known, gradient, records, context, server.memory[LABEL_SHARES])
