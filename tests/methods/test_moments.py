@@ -184,3 +184,46 @@ def test_sums_that_come_late_are_left_out(late: str) -> None:
     third = after(second, 3, *([(2, "moments")] if late == "moments" else []))
     for name, tensor in wanted.blocks[DECODER].items():
         assert torch.equal(third.blocks[DECODER][name], tensor), name
+
+
+def test_moments_of_all_rounds_are_added_up_also_late_ones() -> None:
+    """As many silos, whether they come at once, are first drawn in different rounds, or come late."""
+    experiment = Experiment.of(config("moments"), federation())
+    step, streams = experiment.method.server_step, experiment.trainer.streams
+    how, silos = Contribution(CLASSES), federation().silos
+
+    def sent(server: ServerState, number: int, *which: tuple[int, int]) -> ServerState:
+        model = ClassGaussian(CLASSES, WIDTH)  # silos are sent the server's
+        model.decoder.load_state_dict(server.blocks[DECODER])
+        rows = {silo: how(model, batch_of(silos[silo].train)) for _, silo in which}
+        sums = {silo: {name: tensor.double().sum(0) for name, tensor in rows[silo].items()} for silo in rows}
+        updates = [Update(f"silo-{silo}", n, {}, {"all": 400.0}, {"moments": sums[silo]}) for n, silo in which]
+        return step(server, updates, RoundContext(number, 3, ()), streams)
+
+    at_once = sent(step.initial(streams), 1, (1, 0), (1, 1), (1, 2))
+    bit_by_bit = sent(sent(step.initial(streams), 1, (1, 0)), 2, (2, 1))
+    assert not torch.equal(bit_by_bit.memory[LABEL_SHARES], at_once.memory[LABEL_SHARES])
+    bit_by_bit = sent(bit_by_bit, 3, (2, 2))
+    for name, tensor in at_once.blocks[DECODER].items():
+        torch.testing.assert_close(bit_by_bit.blocks[DECODER][name], tensor, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(bit_by_bit.memory[LABEL_SHARES], at_once.memory[LABEL_SHARES])
+
+
+def test_silos_that_are_first_drawn_in_later_rounds_count_as_much(tmp_path: Path) -> None:
+    drawn = config("moments", "rounds=12", "participation.rate=0.3", "seed=3")
+    some = train(drawn, tmp_path / "some", federation())
+    everybody = train(config("moments"), tmp_path / "all", federation())
+    taken = [set(row["participants"]) for row in some.metrics()]
+    assert len(taken[0]) < 4  # not all at first
+    assert len(set().union(*taken)) == 4  # all in the end
+    for name, tensor in everybody.generator().server.blocks[DECODER].items():
+        torch.testing.assert_close(some.generator().server.blocks[DECODER][name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_gradients_without_moments_leave_the_generator_alone() -> None:
+    experiment = Experiment.of(config("refined_moments"), federation())
+    step, streams = experiment.method.server_step, experiment.trainer.streams
+    gradient = {"weights": torch.ones(CLASSES, WIDTH).double(), "bias": torch.ones(CLASSES).double()}
+    before = step.initial(streams)
+    update = Update("silo-0", 3, {}, {"all": 400.0}, {"gradient": gradient})
+    assert step(before, [update], RoundContext(3, 12, ()), streams) == before

@@ -29,6 +29,7 @@ from fedloom.streams import Streams
 DECODER = BlockKey("decoder", "server")
 FROM_SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.SERVER)  # the server's alone, and everybody gets it
 MOMENTS = "moments"
+RECORDS = f"{MOMENTS}/records"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Options(TemperedLabels):
 
 @dataclass(frozen=True)
 class MomentsStep:
-    """Adds up what has come and makes a generator of it."""
+    """Adds up what has ever come, in whichever round, and makes a generator of it."""
 
     width: int
     how: Contribution
@@ -55,16 +56,22 @@ class MomentsStep:
         self,
         server: ServerState,
         updates: Sequence[Update],
-        context: RoundContext,
+        context: RoundContext,  # noqa: ARG002 - moments of all rounds are about the same centre
         streams: Streams,  # noqa: ARG002 - nothing is drawn
     ) -> ServerState:
         """The generator, where moments have come."""
-        sums, records = payload_sum(updates, MOMENTS, context)
-        if not sums:
+        sent, records = payload_sum(updates, MOMENTS)
+        if not sent:
             return server
-        known = server.blocks[DECODER]
-        found = estimate(sums, records, known["centre"], self.how)
-        return ServerState({DECODER: {**known, **generator_of(found)}}, {**server.memory, LABEL_SHARES: found.shares})
+        known, memory = server.blocks[DECODER], server.memory
+        sums = {name: tensor + memory.get(f"{MOMENTS}/{name}", 0.0) for name, tensor in sent.items()}
+        total = torch.tensor([records], dtype=torch.float64) + memory.get(RECORDS, 0.0)
+        found = estimate(sums, total.item(), known["centre"], self.how)
+        # The centre stays, so that silos which take part for the first time later on send moments about it, too.
+        offsets = (found.centre + found.offsets - known["centre"]).to(torch.float32)
+        decoder = {**known, **generator_of(found), "centre": known["centre"], "offsets": offsets}
+        kept = {f"{MOMENTS}/{name}": tensor for name, tensor in sums.items()}
+        return ServerState({DECODER: decoder}, {**memory, **kept, RECORDS: total, LABEL_SHARES: found.shares})
 
 
 def build(classes: int, width: int, _: Site) -> ClassGaussian:
@@ -72,12 +79,9 @@ def build(classes: int, width: int, _: Site) -> ClassGaussian:
     return ClassGaussian(classes, width)
 
 
-def payload_sum(updates: Sequence[Update], payload: str, context: RoundContext) -> tuple[Tensors, float]:
-    """A payload added up over the silos that sent it, and how many records they have.
-
-    Late ones are left out: they are about the centre of another round.
-    """
-    sent = [update for update in updates if payload in update.payloads and update.round == context.round]
+def payload_sum(updates: Sequence[Update], payload: str) -> tuple[Tensors, float]:
+    """A payload added up over the silos that sent it, and how many records they have."""
+    sent = [update for update in updates if payload in update.payloads]
     tensors: Tensors = {}
     for update in sent:
         for name, tensor in update.payloads[payload].items():

@@ -23,8 +23,8 @@ from fedloom.methods import moments
 from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
-from fedloom.methods.moments import DECODER, MomentsStep, payload_sum
-from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, square_root, told_apart_by
+from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_sum
+from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, estimate, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import Tensors, payload_of_sums
 from fedloom.sharing.update import Update
@@ -51,23 +51,29 @@ class RefiningStep(MomentsStep):
     options: Options
 
     def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
+        self,
+        server: ServerState,
+        updates: Sequence[Update],
+        context: RoundContext,
+        streams: Streams,  # noqa: ARG002 - nothing is drawn
     ) -> ServerState:
-        """Whatever has come in time is used."""
-        known = server.blocks[DECODER]
-        total, records = payload_sum(updates, CENTRE, context)
+        """What has come in time is used; what is late is about the centre of another round."""
+        known, memory = server.blocks[DECODER], server.memory
+        in_time = [update for update in updates if update.round == context.round]
+        total, records = payload_sum(in_time, CENTRE)
         if total:
             return replace(server, blocks={DECODER: {**known, "centre": (total["sum"] / records).to(torch.float32)}})
-        if payload_sum(updates, moments.MOMENTS, context)[0]:
-            after = super().__call__(server, updates, context, streams)
-            found = after.blocks[DECODER]
-            start = {name: self.options.start * found[name] for name in ("weights", "bias")}
-            return replace(after, blocks={DECODER: {**found, **start}})
-        gradient, records = payload_sum(updates, GRADIENT, context)
-        if not gradient:
+        sums, records = payload_sum(in_time, moments.MOMENTS)
+        if sums:
+            found = estimate(sums, records, known["centre"], self.how)
+            made = generator_of(found)
+            start = {name: self.options.start * made[name] for name in ("weights", "bias")}
+            return ServerState({DECODER: {**known, **made, **start}}, {**memory, LABEL_SHARES: found.shares})
+        gradient, records = payload_sum(in_time, GRADIENT)
+        if not gradient or LABEL_SHARES not in memory:  # without moments there is no metric to take a step in
             return server
-        found = self._refined(known, gradient, records, context, server.memory[LABEL_SHARES])
-        return replace(server, blocks={DECODER: found})
+        refined = self._refined(known, gradient, records, context, memory[LABEL_SHARES])
+        return replace(server, blocks={DECODER: refined})
 
     def _refined(
         self, known: Tensors, gradient: Tensors, records: float, context: RoundContext, shares: Tensor
