@@ -1,6 +1,6 @@
 """Local training: microseconds per silo-step of the fused engine against a plain PyTorch loop and the memory floor.
 
-python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv]
+python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv gan]
         [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes] [--runs 1 4]
 
 With --runs 4, four runs of so many silos each are packed into one program.
@@ -27,20 +27,24 @@ BYTES_PER_PARAMETER = 40  # weights read forwards and backwards, gradient writte
 
 
 def plain_loop(trainer: Trainer, device: torch.device, steps: int) -> None:
-    """What everybody writes: one silo, default Adam, records already on the device."""
+    """What everybody writes: one silo, default Adam for each phase, records already on the device."""
     model = trainer.method.build(site_of(trainer.federation, 0)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    phases = trainer.method.phases
+    optimizers = [
+        torch.optim.Adam([p for block in phase.trains for p in model.get_submodule(block).parameters()], lr=1e-3)
+        for phase in phases
+    ]
     records = trainer.federation.silos[0].train.to(device)
-    objective = trainer.method.phases[0].objective
     context = RoundContext(1, 1, (0,))
     order = torch.randperm(len(records), device=device)
     for step in range(steps):
         first = step * BATCH % len(records)
         batch = batch_of(records, order[first : first + BATCH])
-        noise = {n: torch.randn(len(batch.x), *s, device=device) for n, s in objective.noise.items()}
-        optimizer.zero_grad()
-        objective(model, batch, noise, {}, context).total.mean().backward()
-        optimizer.step()
+        for phase, optimizer in zip(phases, optimizers, strict=True):
+            noise = {n: torch.randn(len(batch.x), *s, device=device) for n, s in phase.objective.noise.items()}
+            optimizer.zero_grad()
+            phase.objective(model, batch, noise, {}, context).total.mean().backward()
+            optimizer.step()
 
 
 def loop_microseconds(trainer: Trainer, device: torch.device) -> float:
@@ -77,7 +81,7 @@ def fused_microseconds(model: str, silos: int, runs: int, options: FusedOptions,
 
 def variants(model: str, device: torch.device, arguments: argparse.Namespace) -> list[FusedOptions]:
     """Precisions, both kinds of convolution, and compilation, as asked for."""
-    convolutions = arguments.convolutions if model == "conv" else ["matrix"]
+    convolutions = ["matrix"] if model == "mlp" else arguments.convolutions
     choices = itertools.product(arguments.precisions, convolutions, arguments.compiled)
     return [FusedOptions(device, p, matrix_convolutions=c == "matrix", compiled=k == "yes") for p, c, k in choices]
 
@@ -106,9 +110,7 @@ def main() -> None:
                 row: dict[str, Any] = {
                     "model": model,
                     "precision": options.precision,
-                    "convolutions": ("matrix" if options.matrix_convolutions else "grouped")
-                    if model == "conv"
-                    else "-",
+                    "convolutions": "-" if model == "mlp" else ("matrix" if options.matrix_convolutions else "grouped"),
                     "compiled": options.compiled,
                     "silos": silos,
                     "runs": runs,
