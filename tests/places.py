@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +29,7 @@ from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
-from support import equal_bits, tiny_config
+from support import equal_bits, tiny_config, wait_for
 
 RULES = RoundRules(deadline=240.0, grace=200.0, minimum=1, extensions=0)
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "privacy.accountant=filter")
@@ -56,15 +55,6 @@ def private(epsilon: float, noise: str) -> str:
 
 def config_of(*overrides: str) -> Config:
     return tiny_config("engine.name=reference", "rounds=2", "data.silos=2", *overrides)
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
-    """Until something is so; the test fails if it does not come about in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {seconds:g} seconds")
-        time.sleep(0.1)
 
 
 def pid(child: Child) -> int:

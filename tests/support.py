@@ -1,8 +1,9 @@
-"""What tests of several rooms use: a tiny configuration, tiny federations, and runs compared bit for bit."""
+"""What tests of several rooms use: a tiny configuration, tiny federations, runs compared bit for bit, and waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,12 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert equal_bits(ours.server, theirs.server)
         assert ours.silos.keys() == theirs.silos.keys()
         assert all(equal_bits(ours.silos[name], theirs.silos[name]) for name in ours.silos)
+
+
+def wait_for(condition: Callable[[], Any], what: str = "what a test waits for", seconds: float = 150.0) -> Any:
+    """What the condition gives once it is true; the test fails if that does not come about in time."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} seconds"
+        time.sleep(0.05)
+    return found

@@ -34,8 +34,7 @@ from fedloom.errors import FedloomError, MissingExtraError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
 from local_grid import Deployment
-from places import wait_for
-from support import tiny_config
+from support import tiny_config, wait_for
 
 
 def app_of(**files: str) -> bytes:

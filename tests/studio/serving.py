@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedloom.studio.server import Place, Server, server_of
 from fedloom.studio.studio import Studio
+from support import wait_for
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,3 @@ def serving(root: Path, token: str = "") -> Iterator[Running]:
         thread.join(timeout=60)
         place.listener.close()
     assert not thread.is_alive(), "streams that are open must not keep the studio from ending"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What the condition gives once it is true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it has not come true in time"
-        time.sleep(0.05)
-    return found

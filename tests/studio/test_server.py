@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.studio import server
-from studio.serving import Running, serving, wait_for
+from studio.serving import Running, serving
+from support import wait_for
 
 TOKEN = "a-token-that-is-long-enough"
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n"

@@ -24,7 +24,8 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
-from places import METHODS, POLICY, RULES, Place, config_of, pid, private, wait_for
+from places import METHODS, POLICY, RULES, Place, config_of, pid, private
+from support import wait_for
 
 pytestmark = pytest.mark.system
 

@@ -19,8 +19,8 @@ from fedloom.federation.building import build_federation
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
-from places import METHODS, POLICY, config_of, wait_for
-from support import equal_bits
+from places import METHODS, POLICY, config_of
+from support import equal_bits, wait_for
 
 pytestmark = pytest.mark.system
 ADDRESS, PORT, CONTROL = "10.77.0.1", 8443, 9092

@@ -12,8 +12,7 @@ import pytest
 
 from fedloom.experiment import load, train
 from fedloom.reports.report import write_report
-from studio.serving import wait_for
-from support import tiny_config
+from support import tiny_config, wait_for
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

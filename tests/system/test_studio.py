@@ -25,8 +25,8 @@ from fedloom.runs.files import write_atomically
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import app
 from fedloom.studio.watch import Watch
-from studio.serving import Running, serving, wait_for
-from support import tiny_config
+from studio.serving import Running, serving
+from support import tiny_config, wait_for
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -145,7 +145,7 @@ def test_a_demo_run_is_watched_to_its_end(studio: Running, page: Chrome) -> None
                 seen.append(count)
             return state.endswith("finished") and count == f"{rounds} of {rounds}" and f"round {rounds}" in whole
 
-        wait_for(over, 120)
+        wait_for(over, seconds=120)
     finally:
         process.send_signal(signal.SIGCONT)
         process.wait(timeout=60)

@@ -41,8 +41,7 @@ from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 from local_grid import PROMPT, Deployment, Handler, LocalGrid, agree
-from studio.serving import wait_for
-from support import equal_bits, tiny_config
+from support import equal_bits, tiny_config, wait_for
 
 BAD = "mnist-1"
 NAMES = ("mnist-0", BAD, "fashion-mnist-0", "fashion-mnist-1")
@@ -180,7 +179,7 @@ def test_a_slow_silo(tmp_path: Path, stragglers: str, drawn_again: bool, monkeyp
     def prompt(frame: Frame) -> Frame:
         if frame.header["round"] == 2:
             first_round_over.set()
-            wait_for(lambda: (1, BAD) in (*deployment.told("late"), *deployment.told("answered")), 100)
+            wait_for(lambda: (1, BAD) in (*deployment.told("late"), *deployment.told("answered")), seconds=100)
         return other(frame)
 
     deployment.grid.handlers["mnist-0"] = prompt
