@@ -24,6 +24,7 @@ from fedloom.federation.rounds import RoundContext
 
 BATCH, RECORDS = 32, 32 * 94
 BYTES_PER_PARAMETER = 40  # weights read forwards and backwards, gradient written; Adam reads four numbers, writes three
+# A GAN's step passes over both networks more often than that, so that its floor is too low.
 
 
 def plain_loop(trainer: Trainer, device: torch.device, steps: int) -> None:

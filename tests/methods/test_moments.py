@@ -99,6 +99,16 @@ def noisy_sums(noise: float, count: int = 4000) -> tuple[dict[str, Tensor], Reco
     return {n: s + noise * torch.randn(s.shape, generator=generator) for n, s in sums.items()}, records, how
 
 
+def test_an_estimate_told_from_another_centre_says_the_same() -> None:
+    sums, records, how = noisy_sums(0.0)
+    found = estimate(sums, len(records), torch.zeros(WIDTH), how)
+    moved = found.about(torch.full((WIDTH,), 0.4, dtype=torch.float64))
+    torch.testing.assert_close(moved.centre + moved.offsets, found.centre + found.offsets)
+    x = records.x.double()
+    logits = ((x - one.centre) @ one.weights.T + one.bias for one in (moved, found))
+    torch.testing.assert_close(next(logits), next(logits))
+
+
 @pytest.mark.parametrize("noise", [0.0, 20.0, 200.0])
 def test_noise_neither_inflates_the_spread_nor_leaves_a_class_without_share(noise: float) -> None:
     sums, records, how = noisy_sums(noise)

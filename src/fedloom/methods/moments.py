@@ -66,12 +66,13 @@ class MomentsStep:
         known, memory = server.blocks[DECODER], server.memory
         sums = {name: tensor + memory.get(f"{MOMENTS}/{name}", 0.0) for name, tensor in sent.items()}
         total = torch.tensor([records], dtype=torch.float64) + memory.get(RECORDS, 0.0)
-        found = estimate(sums, total.item(), known["centre"], self.how)
+        centre = known["centre"]
         # The centre stays, so that silos which take part for the first time later on send moments about it, too.
-        offsets = (found.centre + found.offsets - known["centre"]).to(torch.float32)
-        decoder = {**known, **generator_of(found), "centre": known["centre"], "offsets": offsets}
+        found = estimate(sums, total.item(), centre, self.how).about(centre.to(torch.float64))
         kept = {f"{MOMENTS}/{name}": tensor for name, tensor in sums.items()}
-        return ServerState({DECODER: decoder}, {**memory, **kept, RECORDS: total, LABEL_SHARES: found.shares})
+        return ServerState(
+            {DECODER: {**known, **generator_of(found)}}, {**memory, **kept, RECORDS: total, LABEL_SHARES: found.shares}
+        )
 
 
 def build(classes: int, width: int, _: Site) -> ClassGaussian:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,11 @@ class Estimate:
     weights: Tensor  # of the linear classifier in that metric
     bias: Tensor
     shares: Tensor  # of the classes
+
+    def about(self, centre: Tensor) -> Estimate:
+        """The same distributions and the same classifier, told from another centre."""
+        moved = self.centre - centre
+        return replace(self, centre=centre, offsets=self.offsets + moved, bias=self.bias - self.weights @ moved)
 
 
 def estimate(sums: Mapping[str, Tensor], records: float, centre: Tensor, how: Contribution) -> Estimate:

@@ -105,11 +105,24 @@ def test_a_silo_that_keeps_failing_is_done_without(tmp_path: Path) -> None:
     assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1, 2)))
 
 
-def test_a_silo_that_is_not_there_is_waited_for_only_a_while(tmp_path: Path) -> None:
-    deployment = deployed(tmp_path)
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "the round went on without it"),
+        (
+            ("method.name=align_fl", "server.samples=32", "server.epochs=1", "server.latents=histogram"),
+            "the round went on without it, and without 'latents', which was due from it",
+        ),
+    ],
+)
+def test_a_silo_that_is_not_there_is_waited_for_only_a_while(
+    tmp_path: Path, overrides: tuple[str, ...], reason: str
+) -> None:
+    deployment = deployed(tmp_path, *overrides)
     deployment.grid.offline.add(BAD)
     run = deployment.run()
     assert deployment.told("missing") == [(1, BAD), (2, BAD)]
+    assert deployment.reasons("missing") == [reason] * 2
     assert [row["participants"] for row in run.metrics()] == [[0, 2, 3]] * 2
     assert all(PROMPT.grace < row["seconds"] < PROMPT.deadline for row in run.metrics())
 

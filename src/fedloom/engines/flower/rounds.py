@@ -101,7 +101,8 @@ class FlowerEngine:
             if answer := self._wire.answer(TICK):
                 self._take(answer, progress)
         for silo in progress.awaited:
-            self._journal(Event(context.round, self._silos[silo], "missing", "the round went on without it"))
+            lost = "".join(f", and without '{name}', which was due from it" for name in self._due(silo, context.round))
+            self._journal(Event(context.round, self._silos[silo], "missing", f"the round went on without it{lost}"))
         self._reject_outliers(progress)
         self._require_minimum(progress)
         results = list(progress.results.values())
@@ -187,12 +188,16 @@ class FlowerEngine:
         update = update_in(answer.frame, answer.silo)
         if update.round != answer.round:
             raise RejectedError(f"silo '{answer.silo}' sent round {update.round} when it was asked for {answer.round}")
-        trainer = self._trainer
-        due = [r.name for r in trainer.method.releases if update.round in r.rounds(trainer.attended[silo])]
+        due = self._due(silo, update.round)
         egress = self._inspection.passed(silo, update, due, progress.state.server.blocks, answer.frame.sha256)
         # Losses stay at the silo; how many steps it took follows from its public number of records.
         steps = local_steps(self._trainer.config, int(update.weights["all"])) if self._trainer.method.phases else 0
         return Result(silo, update, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
+
+    def _due(self, silo: int, round: int) -> list[str]:
+        """The payloads that a silo has to send in a round."""
+        trainer = self._trainer
+        return [r.name for r in trainer.method.releases if round in r.rounds(trainer.attended[silo])]
 
     def _reject_outliers(self, progress: _Progress) -> None:
         updates = [result.update for result in progress.results.values()]
