@@ -29,7 +29,6 @@ from fedloom.streams import Streams
 DECODER = BlockKey("decoder", "server")
 FROM_SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.SERVER)  # the server's alone, and everybody gets it
 MOMENTS = "moments"
-RECORDS = f"{MOMENTS}/records"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +59,15 @@ class MomentsStep:
         streams: Streams,  # noqa: ARG002 - nothing is drawn
     ) -> ServerState:
         """The generator, where moments have come."""
-        sent, records = payload_sum(updates, MOMENTS)
-        if not sent:
+        if not (sent := payload_sum(updates, MOMENTS)):
             return server
         known, memory = server.blocks[DECODER], server.memory
         sums = {name: tensor + memory.get(f"{MOMENTS}/{name}", 0.0) for name, tensor in sent.items()}
-        total = torch.tensor([records], dtype=torch.float64) + memory.get(RECORDS, 0.0)
-        centre = known["centre"]
+        found = estimate(sums, sums["records"].item(), known["centre"], self.how)
         # The centre stays, so that silos which take part for the first time later on send moments about it, too.
-        found = estimate(sums, total.item(), centre, self.how).about(centre.to(torch.float64))
+        made = generator_of(found.about(known["centre"].to(torch.float64)))
         kept = {f"{MOMENTS}/{name}": tensor for name, tensor in sums.items()}
-        return ServerState(
-            {DECODER: {**known, **generator_of(found)}}, {**memory, **kept, RECORDS: total, LABEL_SHARES: found.shares}
-        )
+        return ServerState({DECODER: {**known, **made}}, {**memory, **kept, LABEL_SHARES: found.shares})
 
 
 def build(classes: int, width: int, _: Site) -> ClassGaussian:
@@ -80,14 +75,14 @@ def build(classes: int, width: int, _: Site) -> ClassGaussian:
     return ClassGaussian(classes, width)
 
 
-def payload_sum(updates: Sequence[Update], payload: str) -> tuple[Tensors, float]:
-    """A payload added up over the silos that sent it, and how many records they have."""
-    sent = [update for update in updates if payload in update.payloads]
-    tensors: Tensors = {}
-    for update in sent:
-        for name, tensor in update.payloads[payload].items():
-            tensors[name] = tensors.get(name, torch.zeros((), dtype=torch.float64)) + tensor.to(torch.float64)
-    return tensors, sum(update.weights["all"] for update in sent)
+def payload_sum(updates: Sequence[Update], payload: str) -> Tensors:
+    """A payload added up over the silos that sent it, and how many ``records`` they have; nothing if none did."""
+    total: Tensors = {}
+    for update in (update for update in updates if payload in update.payloads):
+        records = torch.tensor(update.weights["all"], dtype=torch.float64)
+        for name, tensor in {**update.payloads[payload], "records": records}.items():
+            total[name] = total.get(name, torch.zeros_like(records)) + tensor.to(torch.float64)
+    return total
 
 
 def generator_of(found: Estimate) -> Tensors:

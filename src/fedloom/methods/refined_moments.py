@@ -60,26 +60,22 @@ class RefiningStep(MomentsStep):
         """What has come in time is used; what is late is about the centre of another round."""
         known, memory = server.blocks[DECODER], server.memory
         in_time = [update for update in updates if update.round == context.round]
-        total, records = payload_sum(in_time, CENTRE)
-        if total:
-            return replace(server, blocks={DECODER: {**known, "centre": (total["sum"] / records).to(torch.float32)}})
-        sums, records = payload_sum(in_time, moments.MOMENTS)
-        if sums:
-            found = estimate(sums, records, known["centre"], self.how)
+        if total := payload_sum(in_time, CENTRE):
+            centre = (total["sum"] / total["records"]).to(torch.float32)
+            return replace(server, blocks={DECODER: {**known, "centre": centre}})
+        if sums := payload_sum(in_time, moments.MOMENTS):
+            found = estimate(sums, sums["records"].item(), known["centre"], self.how)
             made = generator_of(found)
             start = {name: self.options.start * made[name] for name in ("weights", "bias")}
             return ServerState({DECODER: {**known, **made, **start}}, {**memory, LABEL_SHARES: found.shares})
-        gradient, records = payload_sum(in_time, GRADIENT)
+        gradient = payload_sum(in_time, GRADIENT)
         if not gradient or LABEL_SHARES not in memory:  # without moments there is no metric to take a step in
             return server
-        refined = self._refined(known, gradient, records, context, memory[LABEL_SHARES])
-        return replace(server, blocks={DECODER: refined})
+        return replace(server, blocks={DECODER: self._refined(known, gradient, context, memory[LABEL_SHARES])})
 
-    def _refined(
-        self, known: Tensors, gradient: Tensors, records: float, context: RoundContext, shares: Tensor
-    ) -> Tensors:
+    def _refined(self, known: Tensors, gradient: Tensors, context: RoundContext, shares: Tensor) -> Tensors:
         """A step in the metric, and the generator whose classifier is the mean of the weights that count."""
-        pace, radius = self.options.step * self.how.classes / records, self.options.radius
+        pace, radius = self.options.step * self.how.classes / gradient["records"], self.options.radius
         slope = pace * radius * gradient["weights"] @ known["metric"].to(torch.float64)
         weights = known["weights"] - slope.to(torch.float32)
         bias = known["bias"] - (pace * gradient["bias"] / (BIAS * self.how.classes)).to(torch.float32)
