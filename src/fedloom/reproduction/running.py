@@ -266,7 +266,7 @@ class Worker:
 
 
 def _in_processes(packs: Sequence[Sequence[Task]], work: Work, workers: int, deadline: float) -> dict[str, Outcome]:
-    """Several packs at a time, each in a process of its own: one pack alone hardly fills a GPU.
+    """Several packs at a time, each in a process of its own: one trains while another is measured.
 
     Returns what has failed; what is not done at the deadline has not.
     """
