@@ -69,7 +69,7 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[s
     if part.about:
         yield from (part.about, "")
     done = [result for line in lines for result in line.results]
-    usual = next((device for device, _ in Counter(result.device for result in done).most_common(1)), "")
+    usual = next((place for place, _ in Counter(map(_place, done)).most_common(1)), "")
     yield _cells([*headers, "seeds", "seconds a run", "command"])
     yield "|" + "---|" * (len(headers) + 3)
     for line in lines:
@@ -114,14 +114,14 @@ class Line:
         return str(len(self.results)) if self.results else NOTHING
 
     def seconds(self, usual: str) -> str:
-        """Of a run, training and measuring, in the mean; with its device where that is not the usual one alone."""
+        """Of a run, training and measuring, in the mean; with its devices where those are not the usual ones alone."""
         spent: dict[str, list[float]] = {}
         for result in self.results:
-            spent.setdefault(result.device, []).append(sum(result.seconds.values()))
-        means = {device: f"{mean(seconds):.0f}" for device, seconds in spent.items()}
+            spent.setdefault(_place(result), []).append(sum(result.seconds.values()))
+        means = {place: f"{mean(seconds):.0f}" for place, seconds in spent.items()}
         if list(means) == [usual]:
             return means[usual]
-        return "; ".join(f"{seconds} on {device}" for device, seconds in means.items()) or NOTHING
+        return "; ".join(f"{seconds} on {place}" for place, seconds in means.items()) or NOTHING
 
     def has(self, column: Column) -> bool:
         """Whether there is anything to show."""
@@ -210,10 +210,14 @@ def value_of(result: Result, column: Column) -> float | None:
 
 
 def _machine(result: Result) -> str:
-    """Where a run was measured, and trained if that was elsewhere, and with which precision."""
+    """Where a run was trained and measured, and with which precision."""
+    return ", ".join(filter(None, (_place(result), result.precision, f"torch {result.versions['torch']}")))
+
+
+def _place(result: Result) -> str:
+    """The device that a run was measured on, and the one that it was trained on if that is another."""
     elsewhere = result.measured_on and result.measured_on != result.device
-    place = f"{result.measured_on} (trained on {result.device})" if elsewhere else result.device
-    return ", ".join(filter(None, (place, result.precision, f"torch {result.versions['torch']}")))
+    return f"{result.measured_on} (trained on {result.device})" if elsewhere else result.device
 
 
 def _cells(texts: Sequence[str]) -> str:
