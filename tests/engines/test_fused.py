@@ -125,22 +125,6 @@ def test_steps_that_are_recorded_compute_the_same(name: str, monkeypatch: pytest
     assert tape.left < 100
 
 
-@pytest.mark.parametrize(
-    ("name", "stacks"),
-    [("private encoder, kept moments", 1), ("fedgan", 1), ("branches of two architectures", 2)],
-)
-def test_a_compiled_step_is_recorded_once_for_any_number_of_silos(
-    name: str, stacks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds of one to three silos at a time, of different lengths: places without a silo at work do no harm."""
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    tape = Tape(100)
-    recorded_by(tape, monkeypatch)
-    trainer, start = trainer_of(config_of(*METHODS[name]), UNEQUAL)
-    assert_one_answer(trainer, start, ROUNDS, replace(IN_CHUNKS, compiled=True))
-    assert 100 - tape.left == stacks
-
-
 @pytest.mark.parametrize("good", [0, 2], ids=["at once", "later"])
 def test_a_recording_that_fails_does_not_end_the_run(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_by(Tape(good), monkeypatch)

@@ -184,8 +184,6 @@ class FusedEngine:
 
         So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
         """
-        if self.options.compiled:  # a step works on all places, also on those of silos that would be done
-            left = [member for member in left if member.steps == left[0].steps]
         chosen: set[Member] = set()
         for run in dict.fromkeys(member.run for member in left):
             own = [member for member in left if member.run == run][: self.chunk]

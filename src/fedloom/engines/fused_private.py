@@ -251,10 +251,6 @@ class PrivateProgram(StackProgram):
         """For each phase its only pass."""
         return private_buffers(self._stack.kind, steps, self.size, max(self._rows.values()), self._device)
 
-    def places(self, silos: int) -> int:
-        """Only on those of silos: what lies in others has no bound, which is a fault here."""
-        return silos
-
     def draw(self, silos: int) -> None:
         """The noise of a step."""
         self._source.draw(silos)

@@ -26,7 +26,7 @@ class StackProgram:
 
     def __init__(self, stack: Stack, size: int, trials: Sequence[Trial], precision: Precision, compiled: bool) -> None:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
-        self._device, self._compiled = stack.device, compiled
+        self._device = stack.device
         stack.table.reserve(size)
         layouts = {name: gradient for trial in trials for name, gradient in trial.gradients.items()}
         self.weights = {
@@ -72,13 +72,6 @@ class StackProgram:
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """Room for the inputs of so many steps."""
         return buffers(self._stack.kind, steps, self.size, self._device)
-
-    def places(self, silos: int) -> int:
-        """On how many places a recorded step works for the first ``silos``.
-
-        Compiled, on all of them, whatever lies in the others: each further number of silos would be a compilation.
-        """
-        return self.size if self._compiled else silos
 
     def draw(self, silos: int) -> None:
         """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""

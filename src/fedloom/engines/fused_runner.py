@@ -125,7 +125,7 @@ class GraphRecorder:
 
 
 class GraphRunner:
-    """One recording for each number of places, all over the same buffers; a counter on the device says which step.
+    """One recording for each number of silos, all over the same buffers; a counter on the device says which step.
 
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """
@@ -145,9 +145,9 @@ class GraphRunner:
             self._recordings.clear()
         self._round = round
         try:
-            for places in map(self._program.places, counts):
-                if self._records and places not in self._recordings:
-                    self._recordings[places] = self._recorded(places)
+            for silos in counts:
+                if self._records and silos not in self._recordings:
+                    self._recordings[silos] = self._recorded(silos)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # of the driver, or of a library that cannot be recorded
@@ -169,23 +169,23 @@ class GraphRunner:
         for ours, theirs in zip(tree_leaves(self._buffers), tree_leaves(window.inputs), strict=True):
             ours[:steps, :silos] = theirs
         self._counter.zero_()
-        recording = self._recordings[self._program.places(silos)]
+        recording = self._recordings[silos]
         for _ in range(steps):
             self._program.draw(silos)
             recording.replay()
 
-    def _recorded(self, places: int) -> Recording:
+    def _recorded(self, silos: int) -> Recording:
         def warm_up() -> None:
-            self._step(places)
+            self._step(silos)
             self._counter.zero_()
 
         self._counter.zero_()  # playing back has left it at the end of the buffers
         with matrix_precision(self._precision):
-            return self._record(warm_up, lambda: self._step(places), next(iter(self._recordings.values()), None))
+            return self._record(warm_up, lambda: self._step(silos), next(iter(self._recordings.values()), None))
 
-    def _step(self, places: int) -> None:
+    def _step(self, silos: int) -> None:
         def now(tensor: Tensor) -> Tensor:
-            return tensor[:, :places].index_select(0, self._counter).squeeze(0)
+            return tensor[:, :silos].index_select(0, self._counter).squeeze(0)
 
         self._program.step(tree_map(now, self._buffers))
         self._counter += 1
