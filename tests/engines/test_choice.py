@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.one_answer import FISSION, UNEQUAL, assert_alike, config_of, trainer_of
+from engines.one_answer import FISSION, PRIVATE, UNEQUAL, assert_alike, config_of, image_federation, trainer_of
 from engines.test_fused import Branching, with_layer
 from fedloom.engines import choice
 from fedloom.engines.choice import make_engine
-from fedloom.engines.fused import FusedEngine
+from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Life, resume, train
+from fedloom.federation.records import Federation
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 
@@ -151,3 +153,49 @@ def test_a_run_is_measured_where_it_is_trained(
     train(config_of(*overrides), tmp_path / "run", UNEQUAL)
     resume(tmp_path / "run", UNEQUAL)
     assert measured == [device, device]
+
+
+class Batching:
+    """Stands in for an engine on a GPU, and takes the time that it is told."""
+
+    def __init__(self, trainer: Trainer, options: FusedOptions, stacks: object) -> None:
+        self.options, self.convolutions = options, int(trainer.method.name == "fedgan")
+
+    @property
+    def manner(self) -> str:
+        return ("products" if self.options.matrix_convolutions else "groups") + ", compiled" * self.options.compiled
+
+
+EVEN = image_federation({"a0": 16, "b0": 16})
+GAN, SOME = "method.name=fedgan", "participation.rate=0.5"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "federation", "overrides", "chosen"),
+    [
+        ({"groups": 20, "products": 10}, EVEN, (GAN,), "products, compiled"),
+        ({"groups": 10, "products": 20}, EVEN, (GAN, SOME), "products, compiled"),
+        ({"groups": 10, "products": 20}, UNEQUAL, (GAN, SOME), "groups"),
+        ({"groups": 10, "products": 20}, EVEN, (GAN, SOME, *PRIVATE), "groups"),
+        ({"groups": 1.0, "products": 2.0}, EVEN, (GAN,), "groups"),  # over before the compiler is
+        ({"groups": 10}, EVEN, (SOME,), "groups"),
+        ({"groups": 10}, EVEN, (), "products, compiled"),  # there are none, so that it does not matter how
+    ],
+    ids=["all", "some", "unequal", "private", "short", "some, no convolutions", "all, no convolutions"],
+)
+def test_how_a_gpu_takes_a_step(
+    seconds: dict[str, float],
+    federation: Federation,
+    overrides: tuple[str, ...],
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever was fastest; compiled if more than two minutes are left and one compilation does."""
+    monkeypatch.setattr(choice, "FusedEngine", Batching)
+    monkeypatch.setattr(choice, "stacks_of", lambda *_: [])
+    monkeypatch.setattr(choice, "steps_left", lambda *_: 12.5)
+    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: seconds[engine.manner])
+    trainer, state = trainer_of(config_of(*overrides), federation)
+    engine, _ = choice.fastest_fused(trainer, state, torch.device("cuda"))
+    assert isinstance(engine, Batching)
+    assert engine.manner == chosen

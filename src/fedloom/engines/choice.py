@@ -146,7 +146,8 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
             candidates.append(FusedEngine(trainer, replace(options, matrix_convolutions=True), stacks))
     seconds = {engine: _fused_seconds(engine, trainer, state) for engine in candidates}
     best = min(candidates, key=lambda engine: seconds[engine])
-    if device.type == "cuda" and _steady(trainer) and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING:
+    long = device.type == "cuda" and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING
+    if long and _worth_filling(best, trainer):
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         return FusedEngine(trainer, replace(options, matrix_convolutions=True, compiled=True), stacks), 0.0
     return best, seconds[best]
@@ -157,15 +158,16 @@ def _chunks(trainer: Trainer) -> list[int]:
     return [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
 
 
-def _steady(trainer: Trainer) -> bool:
-    """Whether every step of a run has the same number of silos; for each other number there would be a compilation.
+def _worth_filling(engine: FusedEngine, trainer: Trainer) -> bool:
+    """Whether steps over all places, for which one compilation does, are faster than plain ones of the silos there.
 
-    Private steps, which were never compiled on a GPU, do not count as such.
+    Compiled convolutions are, by far; other layers gain less than the places without a silo cost, so there everybody
+    must take part. Private steps were never compiled on a GPU.
     """
-    if trainer.privacy:
+    if trainer.privacy or len({trainer.steps(silo) for silo in range(len(trainer.federation))}) > 1:
         return False
     everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
-    return everybody and len({trainer.steps(silo) for silo in range(len(trainer.federation))}) == 1
+    return everybody or engine.convolutions > 0
 
 
 def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState) -> float:

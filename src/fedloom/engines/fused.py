@@ -17,6 +17,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
 from fedloom.engines.fused_layers import rewritten
+from fedloom.engines.fused_places import alike, attendance, fewest_places
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable
@@ -85,6 +86,7 @@ class FusedEngine:
         everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
         self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
+        self._sizes: dict[int, int] = {}  # of stacks: how many places they have
         self._classroom = Classroom([trainer.config for trainer in self._trainers], options)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
@@ -94,7 +96,9 @@ class FusedEngine:
         device = self.options.device
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
-        parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {self.chunk} silos"]
+        sizes = (self._places(number, stack) for number, stack in enumerate(self._stacks))
+        most = max(sizes) if self.options.compiled else self.chunk
+        parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {most} silos"]
         if len(self._trainers) > 1:
             parts.append(f"{len(self._trainers)} runs packed")
         if self.convolutions:
@@ -158,6 +162,7 @@ class FusedEngine:
     def close(self) -> None:
         """Give the device's memory back."""
         self._programs.clear()
+        self._sizes.clear()
         for stack in self._stacks:
             stack.table.reserve(0)
         self._classroom.close()
@@ -170,7 +175,7 @@ class FusedEngine:
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
             left.sort(key=lambda member: (-member.steps, member.run, member.index))
             while left := [member for member in left if runs[member.run].error is None]:
-                chunk = self._next_chunk(left)
+                chunk = self._next_chunk(left, self._places(number, stack))
                 try:
                     self._train_chunk(number, stack, chunk, runs, step_limit)
                 except torch.OutOfMemoryError as error:
@@ -179,15 +184,16 @@ class FusedEngine:
                 done = set(chunk)
                 left = [member for member in left if member not in done]
 
-    def _next_chunk(self, left: Sequence[Member]) -> list[Member]:
+    @staticmethod
+    def _next_chunk(left: Sequence[Member], places: int) -> list[Member]:
         """As many runs as fit, each with the silos that would train together if it were alone.
 
         So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
         """
         chosen: set[Member] = set()
         for run in dict.fromkeys(member.run for member in left):
-            own = [member for member in left if member.run == run][: self.chunk]
-            if len(chosen) + len(own) <= self.chunk:
+            own = [member for member in left if member.run == run][:places]
+            if len(chosen) + len(own) <= places:
                 chosen.update(own)
         return [member for member in left if member in chosen]
 
@@ -202,7 +208,7 @@ class FusedEngine:
         """A stack's memory and its runner, made when they are first needed."""
         if number not in self._programs:
             options = self.options
-            size = min(self.chunk, len(stack.members))
+            size = self._places(number, stack)
             common = stack, size, self._trials[number], options.precision, options.compiled
             if stack.kind.privacy:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
@@ -216,7 +222,18 @@ class FusedEngine:
         if device.type == "cpu":
             return PlainRunner(program, precision)
         steps = min(self._window(program), max(member.steps for member in stack.members))
-        return GraphRunner(program, precision, steps, GraphRecorder(device))
+        return GraphRunner(program, precision, steps, GraphRecorder(device), self._filled(stack))
+
+    def _filled(self, stack: Stack) -> bool:
+        """Whether each step works on all places, however many silos are there, so that one compilation does."""
+        return self.options.compiled and alike(stack)
+
+    def _places(self, number: int, stack: Stack) -> int:
+        """How many silos of a stack train at once, at most."""
+        if number not in self._sizes:
+            most = min(self.chunk, len(stack.members))
+            self._sizes[number] = fewest_places(attendance(stack), most) if self._filled(stack) else most
+        return self._sizes[number]
 
     def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""

@@ -127,11 +127,15 @@ class GraphRecorder:
 class GraphRunner:
     """One recording for each number of silos, all over the same buffers; a counter on the device says which step.
 
+    If ``filled``, a single one of all places: those without a silo compute what nobody looks at.
+
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """
 
-    def __init__(self, program: StackProgram, precision: Precision, steps: int, record: Recorder) -> None:
-        self._program, self._precision, self._record = program, precision, record
+    def __init__(
+        self, program: StackProgram, precision: Precision, steps: int, record: Recorder, filled: bool = False
+    ) -> None:
+        self._program, self._precision, self._record, self._filled = program, precision, record, filled
         self._round = 0
         device = next(iter(program.weights.values())).device
         self._buffers = program.buffers(steps)
@@ -145,7 +149,7 @@ class GraphRunner:
             self._recordings.clear()
         self._round = round
         try:
-            for silos in counts:
+            for silos in dict.fromkeys(self._recorded_silos(count) for count in counts):
                 if self._records and silos not in self._recordings:
                     self._recordings[silos] = self._recorded(silos)
         except torch.OutOfMemoryError:
@@ -169,10 +173,13 @@ class GraphRunner:
         for ours, theirs in zip(tree_leaves(self._buffers), tree_leaves(window.inputs), strict=True):
             ours[:steps, :silos] = theirs
         self._counter.zero_()
-        recording = self._recordings[silos]
+        recording = self._recordings[self._recorded_silos(silos)]
         for _ in range(steps):
             self._program.draw(silos)
             recording.replay()
+
+    def _recorded_silos(self, silos: int) -> int:
+        return self._program.size if self._filled else silos
 
     def _recorded(self, silos: int) -> Recording:
         def warm_up() -> None:

@@ -1,0 +1,141 @@
+"""Compiled steps over a fixed number of places: what is learned stays the same, and the number is the cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.one_answer import METHODS, UNEQUAL, assert_one_answer, config_of, image_federation, pack_of, trainer_of
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_places import FIXED, alike, attendance, chunks, fewest_places
+from fedloom.engines.fused_program import StackProgram
+from fedloom.engines.fused_runner import GraphRunner
+from fedloom.engines.fused_stack import Member, stacks_of
+
+CPU = torch.device("cpu")
+COMPILED = FusedOptions(CPU, compiled=True)
+EVEN = image_federation({"a0": 16, "b0": 16, "a1": 16, "b1": 16, "a2": 16})
+SOME = ("participation.rate=0.5", "rounds=6")
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step that is played back by taking it."""
+
+    step: Callable[[], None]
+
+    def replay(self) -> None:
+        self.step()
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every recording that is made, by a GPU's runner without a GPU; nothing is compiled, which takes a minute."""
+    made: list[object] = []
+
+    def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
+        warm_up()
+        made.append(step)
+        return Played(step)
+
+    def runner(engine: FusedEngine, program: StackProgram, stack: object) -> GraphRunner:
+        return GraphRunner(program, "float32", 20, record, engine._filled(stack))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    return made
+
+
+ATTENDED = ((0, 1, 2, 3, 4), (2,), (0, 1, 3), (4,), (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["fedgan", "+D", "private encoder, kept moments", "sgd"])
+def test_one_recording_serves_any_number_of_silos(name: str, recordings: list[object]) -> None:
+    trainer, start = trainer_of(config_of(*METHODS[name], *SOME), EVEN)
+    assert_one_answer(trainer, start, ATTENDED, COMPILED)
+    assert len(recordings) == 1
+
+
+def test_what_stands_at_empty_places_does_not_matter(recordings: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if it is no number."""
+    load = StackProgram.load
+
+    def spoilt(program: StackProgram, members: list[Member], states: list[object]) -> None:
+        for tensor in program.weights.values():
+            tensor.fill_(torch.nan)
+        load(program, members, states)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StackProgram, "load", spoilt)
+    assert_one_answer(*trainer_of(config_of(*METHODS["fedgan"], *SOME), EVEN), ATTENDED, COMPILED)
+
+
+def test_silos_that_end_before_others_have_recordings_of_their_own(recordings: list[object]) -> None:
+    """At a place that goes on, a silo would be trained longer than it should."""
+    trainer, start = trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL)
+    (stack,) = stacks_of((trainer,), CPU)
+    assert not alike(stack)
+    assert_one_answer(trainer, start, ((0, 1, 2, 3, 4), (1, 2)), COMPILED)
+    assert len(recordings) == 3  # of five, three and two silos, which take one, two and three steps an epoch
+
+
+def test_without_a_compiler_every_number_has_its_recording(recordings: list[object]) -> None:
+    trainer, start = trainer_of(config_of(*METHODS["fedgan"], *SOME), EVEN)
+    assert_one_answer(trainer, start, ATTENDED, replace(COMPILED, compiled=False))
+    assert len(recordings) == 4  # of 1, 3, 4 and 5 silos
+
+
+def test_attendance_is_that_of_the_rounds() -> None:
+    runs = [(*METHODS["fedgan"], *SOME, f"seed={seed}") for seed in (0, 1)]
+    _, members = pack_of(EVEN, *runs, options=COMPILED)
+    trainers = [trainer for trainer, _ in members]
+    (stack,) = stacks_of(trainers, CPU)
+    found = attendance(stack)
+    assert len(found) == 6
+    for number, counts in enumerate(found, start=1):
+        coins = [t.streams.uniform("participation", 5, round=number) < 0.5 for t in trainers]
+        assert counts == [int(coin.sum()) for coin in coins]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "places"),
+    [
+        ([[20]] * 70, 128, 20),
+        ([[200]] * 70, 128, 100),  # evenly: the second turn of 128 places would be half empty
+        ([[10, 10, 10]] * 70, 24, 10),  # a run's silos stay together: three turns of 10, not two of 24
+        ([[1]] * 99 + [[100]], 128, 2),  # 149 turns of 6; with 1 place 199 of 5, with 3 places 133 of 7
+        ([[8]] * 9 + [[12]], 128, 8),  # 11 turns of 12 cost less than 10 of 16
+        ([[0], []], 128, 1),
+    ],
+)
+def test_the_number_of_places_is_the_cheapest(rounds: list[list[int]], most: int, places: int) -> None:
+    assert fewest_places(rounds, most) == places
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.integers(1, 12))
+def test_no_other_number_costs_less(rounds: list[list[int]], most: int) -> None:
+    def cost(places: int) -> int:
+        return sum(chunks(counts, places) * (places + FIXED) for counts in rounds)
+
+    assert cost(fewest_places(rounds, most)) == min(map(cost, range(1, most + 1)))
+
+
+@given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 12))
+def test_turns_are_counted_as_they_are_taken(counts: list[int], places: int) -> None:
+    @dataclass(frozen=True)
+    class Silo:
+        run: int
+        index: int
+
+    left = [Silo(run, index) for run, count in enumerate(counts) for index in range(count)]
+    turns = 0
+    while left:
+        taken = FusedEngine._next_chunk(left, places)  # type: ignore[arg-type]
+        assert 0 < len(taken) <= places
+        left = [silo for silo in left if silo not in taken]
+        turns += 1
+    assert turns == chunks(counts, places)
