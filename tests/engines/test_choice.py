@@ -18,6 +18,7 @@ from fedloom.experiment import Life, resume, train
 from fedloom.federation.records import Federation
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
+from labelled_vectors import labelled_federation
 
 OPEN = ("engine.workers=0", "engine.threads=0")
 
@@ -159,7 +160,8 @@ class Batching:
     """Stands in for an engine on a GPU, and takes the time that it is told."""
 
     def __init__(self, trainer: Trainer, options: FusedOptions, stacks: object) -> None:
-        self.options, self.convolutions = options, int(trainer.method.name == "fedgan")
+        real = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
+        self.options, self.convolutions, self.follows_rounds = options, real.convolutions, real.follows_rounds
 
     @property
     def manner(self) -> str:
@@ -167,7 +169,9 @@ class Batching:
 
 
 EVEN = image_federation({"a0": 16, "b0": 16})
+VECTORS = labelled_federation()
 GAN, SOME = "method.name=fedgan", "participation.rate=0.5"
+HEAD = ("method.name=linear_head", "local.optimizer=sgd")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +184,25 @@ GAN, SOME = "method.name=fedgan", "participation.rate=0.5"
         ({"groups": 1.0, "products": 2.0}, EVEN, (GAN,), "groups"),  # over before the compiler is
         ({"groups": 10}, EVEN, (SOME,), "groups"),
         ({"groups": 10}, EVEN, (), "products, compiled"),  # there are none, so that it does not matter how
+        ({"groups": 10}, VECTORS, HEAD, "products, compiled"),
+        (
+            {"groups": 10},
+            VECTORS,
+            (*HEAD, "method.milestones=[0.5]"),
+            "groups",
+        ),  # another step after half of the rounds
     ],
-    ids=["all", "some", "unequal", "private", "short", "some, no convolutions", "all, no convolutions"],
+    ids=[
+        "all",
+        "some",
+        "unequal",
+        "private",
+        "short",
+        "some, no convolutions",
+        "all, no convolutions",
+        "head",
+        "follows",
+    ],
 )
 def test_how_a_gpu_takes_a_step(
     seconds: dict[str, float],

@@ -136,7 +136,8 @@ def test_a_recording_that_fails_does_not_end_the_run(good: int, monkeypatch: pyt
     ]
 
 
-def test_a_recording_without_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chunk", "left"), [(3, 1), (128, 2)], ids=["of three", "of all five"])
+def test_a_recording_without_memory_halves_the_chunk(chunk: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tape, full = Tape(100), iter([torch.OutOfMemoryError("no room")])
 
     def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
@@ -146,8 +147,9 @@ def test_a_recording_without_memory_halves_the_chunk(monkeypatch: pytest.MonkeyP
 
     recorded_by(record, monkeypatch)
     with pytest.warns(FedloomWarning) as caught:
-        assert_one_answer(*trainer_of(config_of(FISSION), UNEQUAL), ROUNDS, IN_CHUNKS)
-    assert [str(warning.message) for warning in caught] == ["out of device memory: going on with 1 silos at once"]
+        assert_one_answer(*trainer_of(config_of(FISSION), UNEQUAL), ROUNDS, FusedOptions(CPU, chunk=chunk))
+    told = [str(warning.message) for warning in caught]
+    assert told == [f"out of device memory: going on with {left} silos at once"]
     assert tape.left < 100  # and goes on with recordings
 
 
@@ -196,7 +198,7 @@ def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(mon
     first, second = (FusedEngine(trainer, IN_CHUNKS, stacks) for _ in range(2))
     halfway, _, _ = rounds_of(first, start, (everybody,))
     with pytest.warns(FedloomWarning, match="with 1 silos at once"):
-        second._halve(torch.OutOfMemoryError())
+        second._halve(3, torch.OutOfMemoryError())
     rounds_of(second, start, (everybody,))
     ours, _, _ = rounds_of(first, halfway, (everybody,))
     for key, tensors in wanted.server.blocks.items():

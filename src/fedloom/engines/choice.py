@@ -162,9 +162,14 @@ def _worth_filling(engine: FusedEngine, trainer: Trainer) -> bool:
     """Whether steps over all places, for which one compilation does, are faster than plain ones of the silos there.
 
     Compiled convolutions are, by far; other layers gain less than the places without a silo cost, so there everybody
-    must take part. Private steps were never compiled on a GPU.
+    must take part. Private steps were never compiled on a GPU. An objective that follows the rounds would be compiled
+    anew in each.
     """
-    if trainer.privacy or len({trainer.steps(silo) for silo in range(len(trainer.federation))}) > 1:
+    if (
+        trainer.privacy
+        or engine.follows_rounds
+        or len({trainer.steps(silo) for silo in range(len(trainer.federation))}) > 1
+    ):
         return False
     everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
     return everybody or engine.convolutions > 0

@@ -91,6 +91,11 @@ class FusedEngine:
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
+    @property
+    def follows_rounds(self) -> bool:
+        """Whether an objective looks at the round, so that no step serves for all of them."""
+        return any(trial.looked_at for trials in self._trials for trial in trials)
+
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
         device = self.options.device
@@ -175,11 +180,12 @@ class FusedEngine:
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
             left.sort(key=lambda member: (-member.steps, member.run, member.index))
             while left := [member for member in left if runs[member.run].error is None]:
-                chunk = self._next_chunk(left, self._places(number, stack))
+                places = self._places(number, stack)
+                chunk = self._next_chunk(left, places)
                 try:
                     self._train_chunk(number, stack, chunk, runs, step_limit)
                 except torch.OutOfMemoryError as error:
-                    self._halve(error)
+                    self._halve(places, error)
                     continue
                 done = set(chunk)
                 left = [member for member in left if member not in done]
@@ -197,10 +203,10 @@ class FusedEngine:
                 chosen.update(own)
         return [member for member in left if member in chosen]
 
-    def _halve(self, error: Exception) -> None:
-        if self.chunk == 1:
+    def _halve(self, places: int, error: Exception) -> None:
+        if places == 1:
             raise FedloomError("a single silo's training does not fit into the device's memory") from error
-        self.chunk //= 2
+        self.chunk = places // 2
         self.close()
         warnings.warn(f"out of device memory: going on with {self.chunk} silos at once", FedloomWarning, stacklevel=2)
 

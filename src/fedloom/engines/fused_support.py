@@ -35,6 +35,7 @@ class Trial:
 
     terms: tuple[str, ...]
     gradients: Tensors  # of one silo, by parameter: their strides are how the weights should lie
+    looked_at: frozenset[str]  # what of the round's context
 
 
 def tried(stack: Stack) -> list[Trial]:
@@ -74,7 +75,7 @@ def _trial(stack: Stack, phase: Phase) -> Trial:
     if "participants" in context.read and len({member.run for member in stack.members}) > 1:
         raise UnsupportedError(f"phase '{phase.name}' looks at who takes part, which differs between packed runs")
     parts = {name: gradient[0] for name, gradient in zip(trained, gradients, strict=True)}
-    return Trial(("loss", *terms), parts)
+    return Trial(("loss", *terms), parts, frozenset(context.read))
 
 
 def _last_row_padding(columns: Tensors) -> Tensors:
