@@ -160,6 +160,15 @@ def test_tables_that_measure_a_shared_run_differently_are_refused(paper: Path, t
     )
 
 
+def test_a_row_need_only_be_in_one_of_several_tables(paper: Path, tmp_path: Path) -> None:
+    second_table(tmp_path, ('"first/', '"one/'), ('"second/', '"two/'))
+    both = [load_table("tiny/table1"), load_table("tiny/table2")]
+    found = tasks_of(both, paper.parent, rows=["first/d", "one/fedvae"], seeds=1, more=MORE)
+    assert [(task.table, task.row.id) for task in found] == [("tiny/table1", "first/d"), ("tiny/table2", "one/fedvae")]
+    with pytest.raises(ConfigError, match=r"^tiny/table1, tiny/table2: unknown row 'three/d'"):
+        tasks_of(both, paper.parent, rows=["first/d", "three/d"], seeds=1, more=MORE)
+
+
 @pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in table_names()}))
 def test_the_tables_of_a_paper_agree_on_how_shared_runs_are_measured(name: str, tmp_path: Path) -> None:
     alike = [load_table(table) for table in table_names() if table.startswith(f"{name}/")]

@@ -22,7 +22,7 @@ from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures, draw_latents
 from fedloom.reproduction.results import Result, Results, evaluation_of, read_result, result_path
 from fedloom.reproduction.stages import STAGES
-from fedloom.reproduction.tables import Row, Table
+from fedloom.reproduction.tables import Row, Table, chosen_rows
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
 
 FID = ("frechet", "inception-score")  # what the network of the standard FID is asked for
@@ -79,7 +79,7 @@ def tasks_of(
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
     tasks: dict[tuple[str, int], Task] = {}
     known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
-    chosen = [(table, row, row.identity) for table in tables for row in table.chosen(rows) if row.preset]
+    chosen = [(table, row, row.identity) for table, row in chosen_rows(tables, rows) if row.preset]
     for seed in range(seeds):
         for table, row, known_as in chosen:
             config = row.config(seed, more)

@@ -117,11 +117,8 @@ class Table:
         return tuple(row for part in self.parts for row in part.rows)
 
     def chosen(self, wanted: Sequence[str]) -> tuple[Row, ...]:
-        """Rows by their ids or by the beginning of their ids; all of them where nothing is asked for."""
-        for name in wanted:
-            if not any(_begins(row.id, name) for row in self.rows):
-                raise ConfigError(f"{self.name}: " + unknown("row", name, (row.id for row in self.rows)))
-        return tuple(row for row in self.rows if not wanted or any(_begins(row.id, name) for name in wanted))
+        """Rows as :func:`chosen_rows` has them."""
+        return tuple(row for _, row in chosen_rows([self], wanted))
 
     def settings(self, row: Row, config: Config) -> EvaluationConfig:
         """How a row is measured."""
@@ -136,6 +133,16 @@ class Table:
     def column(self, title: str) -> Column:
         """A column by its title."""
         return next(column for column in self.columns if column.title == title)
+
+
+def chosen_rows(tables: Sequence[Table], wanted: Sequence[str]) -> list[tuple[Table, Row]]:
+    """Rows by their ids or the beginning of their ids, each in at least one of the tables; all if nothing is wanted."""
+    rows = [(table, row) for table in tables for row in table.rows]
+    for name in wanted:
+        if not any(_begins(row.id, name) for _, row in rows):
+            where = ", ".join(table.name for table in tables)
+            raise ConfigError(f"{where}: " + unknown("row", name, dict.fromkeys(row.id for _, row in rows)))
+    return [(table, row) for table, row in rows if not wanted or any(_begins(row.id, name) for name in wanted)]
 
 
 def table_names() -> list[str]:
