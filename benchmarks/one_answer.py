@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from common import keep, show
 from engines.one_answer import (
+    EVEN,
     FISSION,
     LARGER,
     METHODS,
@@ -50,6 +51,7 @@ CASES = [
     for method, overrides in METHODS.items()
     if federation is UNEQUAL or "architectures" not in method  # which name silos of the other federation
 ]
+CASES += [("even", EVEN, method, (*METHODS[method], "rounds=4")) for method in ("fedgan", "+D", "convolutions")]
 PRIVATE_CASES = [
     (
         "larger",

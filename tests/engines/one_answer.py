@@ -43,6 +43,7 @@ def image_federation(sizes: dict[str, int], shape: tuple[int, ...] = (1, 9, 8)) 
 # Batches of 8: sizes below one batch, of whole batches, with a last partial one, and of a single record.
 UNEQUAL = image_federation({"a0": 5, "b0": 21, "a1": 17, "b1": 1, "a2": 16})
 MIXED = image_federation({"a0": 5, "m0": 21, "b1": 17, "m1": 4, "a2": 16})
+EVEN = image_federation({"a0": 16, "b0": 16, "a1": 16, "b1": 16, "a2": 16})  # equally many steps at every silo
 # Under DP-SGD a silo holds at least one batch: one with a rate of one, others with several; 4, 8, 6, 2 and 4 steps.
 LARGER = image_federation({"a0": 12, "b0": 27, "a1": 17, "b1": 8, "a2": 16})
 
@@ -123,6 +124,17 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
     "ContrastSynthOnly": ("method.name=moon", "method.model=server", *DISTIL),
 }
+
+
+@dataclass(frozen=True)
+class Played:
+    """A step that is played back by taking it."""
+
+    step: Callable[[], None]
+
+    def replay(self) -> None:
+        """Once more."""
+        self.step()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.one_answer import FISSION, PRIVATE, UNEQUAL, assert_alike, config_of, image_federation, trainer_of
+from engines.one_answer import EVEN, FISSION, METHODS, PRIVATE, UNEQUAL, assert_alike, config_of, trainer_of
 from engines.test_fused import Branching, with_layer
 from fedloom.engines import choice
 from fedloom.engines.choice import make_engine
@@ -161,47 +161,36 @@ class Batching:
 
     def __init__(self, trainer: Trainer, options: FusedOptions, stacks: object) -> None:
         real = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
-        self.options, self.convolutions, self.follows_rounds = options, real.convolutions, real.follows_rounds
+        self.options, self.convolutions, self.convolutional = options, real.convolutions, real.convolutional
+        self.follows_rounds = real.follows_rounds
 
     @property
     def manner(self) -> str:
         return ("products" if self.options.matrix_convolutions else "groups") + ", compiled" * self.options.compiled
 
 
-EVEN = image_federation({"a0": 16, "b0": 16})
 VECTORS = labelled_federation()
 GAN, SOME = "method.name=fedgan", "participation.rate=0.5"
 HEAD = ("method.name=linear_head", "local.optimizer=sgd")
 
 
+FOLLOWING = (*HEAD, "method.milestones=[0.5]")  # another step after half of the rounds
+BRANCHES = "branches of two architectures"  # of which one has convolutions
+
+
 @pytest.mark.parametrize(
     ("seconds", "federation", "overrides", "chosen"),
     [
-        ({"groups": 20, "products": 10}, EVEN, (GAN,), "products, compiled"),
-        ({"groups": 10, "products": 20}, EVEN, (GAN, SOME), "products, compiled"),
-        ({"groups": 10, "products": 20}, UNEQUAL, (GAN, SOME), "groups"),
-        ({"groups": 10, "products": 20}, EVEN, (GAN, SOME, *PRIVATE), "groups"),
-        ({"groups": 1.0, "products": 2.0}, EVEN, (GAN,), "groups"),  # over before the compiler is
-        ({"groups": 10}, EVEN, (SOME,), "groups"),
-        ({"groups": 10}, EVEN, (), "products, compiled"),  # there are none, so that it does not matter how
-        ({"groups": 10}, VECTORS, HEAD, "products, compiled"),
-        (
-            {"groups": 10},
-            VECTORS,
-            (*HEAD, "method.milestones=[0.5]"),
-            "groups",
-        ),  # another step after half of the rounds
-    ],
-    ids=[
-        "all",
-        "some",
-        "unequal",
-        "private",
-        "short",
-        "some, no convolutions",
-        "all, no convolutions",
-        "head",
-        "follows",
+        pytest.param({"groups": 20, "products": 10}, EVEN, (GAN,), "products, compiled", id="all"),
+        pytest.param({"groups": 10, "products": 20}, EVEN, (GAN, SOME), "products, compiled", id="some"),
+        pytest.param({"groups": 10, "products": 20}, UNEQUAL, (GAN, SOME), "groups", id="unequal"),
+        pytest.param({"groups": 10, "products": 20}, EVEN, (GAN, SOME, *PRIVATE), "groups", id="private"),
+        pytest.param({"groups": 9.5, "products": 20}, EVEN, (GAN,), "groups", id="short"),
+        pytest.param({"groups": 10, "products": 20}, EVEN, (*METHODS[BRANCHES], SOME), "groups", id="some branches"),
+        pytest.param({"groups": 10}, EVEN, (SOME,), "groups", id="some, no convolutions"),
+        pytest.param({"groups": 10}, EVEN, (), "products, compiled", id="all, no convolutions"),
+        pytest.param({"groups": 10}, VECTORS, HEAD, "products, compiled", id="vectors"),
+        pytest.param({"groups": 10}, VECTORS, FOLLOWING, "groups", id="following the rounds"),
     ],
 )
 def test_how_a_gpu_takes_a_step(
@@ -211,10 +200,10 @@ def test_how_a_gpu_takes_a_step(
     chosen: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever was fastest; compiled if more than two minutes are left and one compilation does."""
+    """Whatever was fastest; compiled if more than four minutes are left and one compilation does."""
     monkeypatch.setattr(choice, "FusedEngine", Batching)
     monkeypatch.setattr(choice, "stacks_of", lambda *_: [])
-    monkeypatch.setattr(choice, "steps_left", lambda *_: 12.5)
+    monkeypatch.setattr(choice, "steps_left", lambda *_: 25.0)
     monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: seconds[engine.manner])
     trainer, state = trainer_of(config_of(*overrides), federation)
     engine, _ = choice.fastest_fused(trainer, state, torch.device("cuda"))

@@ -18,6 +18,7 @@ from engines.one_answer import (
     ROUNDS,
     UNEQUAL,
     Placed,
+    Played,
     assert_alike,
     assert_one_answer,
     config_of,
@@ -85,16 +86,6 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     options = replace(IN_CHUNKS, compiled=True)
     assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
-
-
-@dataclass(frozen=True)
-class Played:
-    """A step that is played back by taking it."""
-
-    step: Callable[[], None]
-
-    def replay(self) -> None:
-        self.step()
 
 
 class Tape:
@@ -198,7 +189,7 @@ def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(mon
     first, second = (FusedEngine(trainer, IN_CHUNKS, stacks) for _ in range(2))
     halfway, _, _ = rounds_of(first, start, (everybody,))
     with pytest.warns(FedloomWarning, match="with 1 silos at once"):
-        second._halve(3, torch.OutOfMemoryError())
+        second._halve(0, torch.OutOfMemoryError())
     rounds_of(second, start, (everybody,))
     ours, _, _ = rounds_of(first, halfway, (everybody,))
     for key, tensors in wanted.server.blocks.items():
@@ -323,6 +314,32 @@ def test_objectives_may_use_the_round_and_what_was_received() -> None:
     assert_one_answer(*trainer_of(config_of(), federation, method), ((0, 1), (0, 1, 2)), IN_CHUNKS)
 
 
+@dataclass(frozen=True)
+class Held:
+    """A step that, like a CUDA graph, holds on to the round in which it was recorded."""
+
+    step: Callable[[], None]
+    program: StackProgram
+    context: RoundContext
+
+    def replay(self) -> None:
+        now, self.program._context = self.program._context, self.context
+        self.step()
+        self.program._context = now
+
+
+def test_a_recording_follows_the_round_if_its_objective_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
+        def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Held:
+            return Held(step, program, program._context)
+
+        return GraphRunner(program, "float32", 20, record)
+
+    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    method, federation = with_layer(nn.Tanh())
+    assert_one_answer(*trainer_of(config_of(), federation, method), ((0, 1), (0, 1), (0, 1, 2)), IN_CHUNKS)
+
+
 class Scaled(nn.Module):
     """Learns a number, and holds a whole one, as batch norm does."""
 
@@ -388,3 +405,31 @@ def test_running_out_of_memory_halves_the_chunk_and_says_so(monkeypatch: pytest.
         pytest.raises(FedloomError, match="a single silo's training does not fit"),
     ):
         rounds_of(FusedEngine(trainer, IN_CHUNKS), start, ((0, 1),))
+
+
+def test_a_stack_that_does_not_fit_beside_another_has_the_memory_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, start = trainer_of(config_of(*METHODS["branches of two architectures"]), UNEQUAL)
+    everybody = (0, 1, 2, 3, 4)
+    wanted, _, _ = rounds_of(ReferenceEngine(trainer), start, (everybody, everybody))
+    make, engine = fused.StackProgram, FusedEngine(trainer, FusedOptions(CPU))
+
+    def cramped(*arguments: object) -> object:
+        if engine._programs:
+            raise torch.OutOfMemoryError
+        return make(*arguments)
+
+    monkeypatch.setattr(fused, "StackProgram", cramped)
+    assert sorted(len(stack.members) for stack in engine._stacks) == [2, 3]
+    with pytest.warns(FedloomWarning, match="out of device memory: going on with 1 silos at once"):
+        ours, _, _ = rounds_of(engine, start, (everybody, everybody))
+    for key, tensors in wanted.server.blocks.items():
+        assert_alike(ours.server.blocks[key], tensors, start.server.blocks[key])
+
+
+def test_a_small_stack_that_does_not_fit_leaves_half_of_the_places_to_a_large_one() -> None:
+    sizes = {f"a{number}": 8 for number in range(8)} | {"b0": 8}
+    overrides = METHODS["branches of two architectures"]
+    engine = FusedEngine(trainer_of(config_of(*overrides), image_federation(sizes))[0], FusedOptions(CPU))
+    small = next(number for number, stack in enumerate(engine._stacks) if len(stack.members) == 1)
+    with pytest.warns(FedloomWarning, match="going on with 4 silos at once"):
+        engine._halve(small, torch.OutOfMemoryError())

@@ -9,28 +9,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from engines.one_answer import METHODS, UNEQUAL, assert_one_answer, config_of, image_federation, pack_of, trainer_of
+from engines.one_answer import EVEN, METHODS, UNEQUAL, Played, assert_one_answer, config_of, pack_of, trainer_of
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_places import FIXED, alike, attendance, chunks, fewest_places
+from fedloom.engines.fused_places import attendance, cheapest_places, fillable, turns
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner
 from fedloom.engines.fused_stack import Member, stacks_of
+from fedloom.errors import FedloomWarning
 
 CPU = torch.device("cpu")
 COMPILED = FusedOptions(CPU, compiled=True)
-EVEN = image_federation({"a0": 16, "b0": 16, "a1": 16, "b1": 16, "a2": 16})
 SOME = ("participation.rate=0.5", "rounds=6")
-
-
-@dataclass(frozen=True)
-class Played:
-    """A step that is played back by taking it."""
-
-    step: Callable[[], None]
-
-    def replay(self) -> None:
-        self.step()
 
 
 @pytest.fixture
@@ -78,9 +69,32 @@ def test_silos_that_end_before_others_have_recordings_of_their_own(recordings: l
     """At a place that goes on, a silo would be trained longer than it should."""
     trainer, start = trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL)
     (stack,) = stacks_of((trainer,), CPU)
-    assert not alike(stack)
+    assert not fillable(stack)
     assert_one_answer(trainer, start, ((0, 1, 2, 3, 4), (1, 2)), COMPILED)
     assert len(recordings) == 3  # of five, three and two silos, which take one, two and three steps an epoch
+
+
+def test_a_step_that_cannot_be_recorded_is_still_of_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any other number of silos it would be compiled once more."""
+
+    def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    numbers: set[int] = set()
+    step = StackProgram.step
+
+    def counted(program: StackProgram, inputs: tuple[Tensor, ...]) -> None:
+        numbers.add(len(inputs[0]))
+        step(program, inputs)
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(StackProgram, "step", counted)
+    monkeypatch.setattr(
+        FusedEngine, "_runner", lambda engine, program, stack: GraphRunner(program, "float32", 20, record, filled=True)
+    )
+    with pytest.warns(FedloomWarning, match="going on with steps one by one"):
+        assert_one_answer(*trainer_of(config_of(*METHODS["fedgan"], *SOME), EVEN), ATTENDED, COMPILED)
+    assert len(numbers) == 1
 
 
 def test_without_a_compiler_every_number_has_its_recording(recordings: list[object]) -> None:
@@ -102,26 +116,30 @@ def test_attendance_is_that_of_the_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most", "places"),
+    ("rounds", "most", "fixed", "places"),
     [
-        ([[20]] * 70, 128, 20),
-        ([[200]] * 70, 128, 100),  # evenly: the second turn of 128 places would be half empty
-        ([[10, 10, 10]] * 70, 24, 10),  # a run's silos stay together: three turns of 10, not two of 24
-        ([[1]] * 99 + [[100]], 128, 2),  # 149 turns of 6; with 1 place 199 of 5, with 3 places 133 of 7
-        ([[8]] * 9 + [[12]], 128, 8),  # 11 turns of 12 cost less than 10 of 16
-        ([[0], []], 128, 1),
+        ([[20]] * 70, 128, 4, 20),
+        ([[200]] * 70, 128, 4, 100),  # evenly: the second turn of 128 places would be half empty
+        ([[10, 10, 10]] * 70, 24, 4, 10),  # a run's silos stay together: three turns of 14 cost less than two of 24
+        ([[10, 10, 10]] * 70, 24, 30, 20),  # but three of 40 more than two of 50
+        ([[1]] * 99 + [[100]], 128, 4, 2),  # 149 turns of 6; with 1 place 199 of 5, with 3 places 133 of 7
+        ([[8]] * 9 + [[12]], 128, 4, 8),  # 11 turns of 12 cost less than 10 of 16
+        ([[1]] * 4 + [[2]], 128, 4, 2),  # 5 turns of 6 cost as much as 6 of 5
+        ([[0], []], 128, 4, 1),
     ],
 )
-def test_the_number_of_places_is_the_cheapest(rounds: list[list[int]], most: int, places: int) -> None:
-    assert fewest_places(rounds, most) == places
+def test_the_number_of_places_is_the_cheapest(rounds: list[list[int]], most: int, fixed: int, places: int) -> None:
+    assert cheapest_places(rounds, most, fixed) == places
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.integers(1, 12))
-def test_no_other_number_costs_less(rounds: list[list[int]], most: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.integers(1, 12), st.integers(0, 30)
+)
+def test_no_other_number_costs_less(rounds: list[list[int]], most: int, fixed: int) -> None:
     def cost(places: int) -> int:
-        return sum(chunks(counts, places) * (places + FIXED) for counts in rounds)
+        return sum(turns(counts, places) * (places + fixed) for counts in rounds)
 
-    assert cost(fewest_places(rounds, most)) == min(map(cost, range(1, most + 1)))
+    assert cost(cheapest_places(rounds, most, fixed)) == min(map(cost, range(1, most + 1)))
 
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 12))
@@ -132,10 +150,10 @@ def test_turns_are_counted_as_they_are_taken(counts: list[int], places: int) -> 
         index: int
 
     left = [Silo(run, index) for run, count in enumerate(counts) for index in range(count)]
-    turns = 0
+    taken_turns = 0
     while left:
         taken = FusedEngine._next_chunk(left, places)  # type: ignore[arg-type]
         assert 0 < len(taken) <= places
         left = [silo for silo in left if silo not in taken]
-        turns += 1
-    assert turns == chunks(counts, places)
+        taken_turns += 1
+    assert taken_turns == turns(counts, places)

@@ -29,7 +29,7 @@ from fedloom.federation.rounds import RoundContext
 
 WORTH_TRYING_FUSED = 20.0  # seconds of work left on a CPU, below which measuring would cost more than it could save
 TRIAL_SHARE = 0.05  # of the steps left may go into trying the fused engine
-WORTH_COMPILING = 120.0  # seconds of work left on a GPU, below which compilation is not earned back
+WORTH_COMPILING = 240.0  # seconds of work left on a GPU, below which compilation is not earned back
 CPU_CHUNKS = (1, 2, 5, 10)
 UNKNOWN: Mapping[str, Any] = {}
 
@@ -172,7 +172,7 @@ def _worth_filling(engine: FusedEngine, trainer: Trainer) -> bool:
     ):
         return False
     everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
-    return everybody or engine.convolutions > 0
+    return everybody or engine.convolutional
 
 
 def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState) -> float:

@@ -17,7 +17,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
 from fedloom.engines.fused_layers import rewritten
-from fedloom.engines.fused_places import alike, attendance, fewest_places
+from fedloom.engines.fused_places import FIXED, attendance, cheapest_places, fillable
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable
@@ -81,15 +81,26 @@ class FusedEngine:
             [probed(stack, phase) for phase in stack.kind.phases] if stack.kind.privacy else []
             for stack in self._stacks
         ]
-        self.convolutions = sum(rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks)
+        self._convolutions = [rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks]
         self._trials = [tried(stack) for stack in self._stacks]
         everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
         self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
+        self._attended: dict[int, list[list[int]]] = {}  # of stacks: how many take part in each round
         self._sizes: dict[int, int] = {}  # of stacks: how many places they have
         self._classroom = Classroom([trainer.config for trainer in self._trainers], options)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
+
+    @property
+    def convolutions(self) -> int:
+        """How many there are in all stacks."""
+        return sum(self._convolutions)
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether every stack has some."""
+        return all(self._convolutions)
 
     @property
     def follows_rounds(self) -> bool:
@@ -180,12 +191,11 @@ class FusedEngine:
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
             left.sort(key=lambda member: (-member.steps, member.run, member.index))
             while left := [member for member in left if runs[member.run].error is None]:
-                places = self._places(number, stack)
-                chunk = self._next_chunk(left, places)
+                chunk = self._next_chunk(left, self._places(number, stack))
                 try:
                     self._train_chunk(number, stack, chunk, runs, step_limit)
                 except torch.OutOfMemoryError as error:
-                    self._halve(places, error)
+                    self._halve(number, error)
                     continue
                 done = set(chunk)
                 left = [member for member in left if member not in done]
@@ -203,10 +213,12 @@ class FusedEngine:
                 chosen.update(own)
         return [member for member in left if member in chosen]
 
-    def _halve(self, places: int, error: Exception) -> None:
-        if places == 1:
+    def _halve(self, number: int, error: Exception) -> None:
+        """Fewer silos at once, and nothing of other stacks beside the one that did not fit."""
+        if self.chunk == 1 and self._programs.keys() <= {number}:
             raise FedloomError("a single silo's training does not fit into the device's memory") from error
-        self.chunk = places // 2
+        most = max(self._places(each, stack) for each, stack in enumerate(self._stacks))
+        self.chunk = max(1, most // 2)
         self.close()
         warnings.warn(f"out of device memory: going on with {self.chunk} silos at once", FedloomWarning, stacklevel=2)
 
@@ -232,14 +244,19 @@ class FusedEngine:
 
     def _filled(self, stack: Stack) -> bool:
         """Whether each step works on all places, however many silos are there, so that one compilation does."""
-        return self.options.compiled and alike(stack)
+        return self.options.compiled and fillable(stack)
 
     def _places(self, number: int, stack: Stack) -> int:
         """How many silos of a stack train at once, at most."""
         if number not in self._sizes:
             most = min(self.chunk, len(stack.members))
-            self._sizes[number] = fewest_places(attendance(stack), most) if self._filled(stack) else most
+            self._sizes[number] = self._cheapest(number, stack, most) if self._filled(stack) else most
         return self._sizes[number]
+
+    def _cheapest(self, number: int, stack: Stack, most: int) -> int:
+        if number not in self._attended:
+            self._attended[number] = attendance(stack)
+        return cheapest_places(self._attended[number], most, FIXED[self._convolutions[number] > 0])
 
     def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from fedloom.engines.base import participants_of
 from fedloom.engines.fused_stack import Stack
 
-FIXED = 4  # a compiled step costs what so many silos add to it, however many there are: see docs/engines.md
+# A compiled step costs what so many silos add to it, however many there are: with convolutions, and without.
+FIXED = {True: 4, False: 30}  # from benchmarks/results/gan_step-cuda.json and local_training-cuda.json
 
 
-def alike(stack: Stack) -> bool:
-    """Whether its silos take as many steps: one that has ended would go on at its place while others have not."""
+def fillable(stack: Stack) -> bool:
+    """Whether its steps may work on places without a silo: all silos take equally many, without DP-SGD.
+
+    A silo that has taken its last one would otherwise go on at its place while others have not.
+    """
     return stack.kind.privacy is None and len({member.steps for member in stack.members}) == 1
 
 
@@ -29,17 +34,29 @@ def attendance(stack: Stack) -> list[list[int]]:
     ]
 
 
-def fewest_places(rounds: Sequence[Sequence[int]], most: int) -> int:
-    """The number of places, at most ``most``, with which the steps of all these rounds cost least."""
-    busiest = max((sum(counts) for counts in rounds), default=0)
+def cheapest_places(rounds: Sequence[Sequence[int]], most: int, fixed: int) -> int:
+    """The number of places, at most ``most``, with which the steps of all these rounds cost least; of several the most.
 
-    def cost(places: int) -> int:
-        return sum(chunks(counts, places) for counts in rounds) * (places + FIXED)
+    A turn costs as many silos as there are places, and ``fixed`` ones more.
+    """
+    alike = Counter(tuple(counts) for counts in rounds if sum(counts))
+    best, least = 1, math.inf
 
-    return min(range(1, max(1, min(most, busiest)) + 1), key=lambda places: (cost(places), -places))
+    def least_of(places: int) -> int:
+        """What it would cost if a run's silos need not stay together."""
+        return sum(times * math.ceil(sum(counts) / places) for counts, times in alike.items()) * (places + fixed)
+
+    busiest = max(map(sum, alike), default=1)
+    for places in sorted(range(min(most, busiest), 0, -1), key=least_of):
+        if least_of(places) > least:
+            break
+        cost = sum(times * turns(counts, places) for counts, times in alike.items()) * (places + fixed)
+        if (cost, -places) < (least, -best):
+            best, least = places, cost
+    return best
 
 
-def chunks(counts: Sequence[int], places: int) -> int:
+def turns(counts: Sequence[int], places: int) -> int:
     """In how many turns so many silos of each run train, as :meth:`FusedEngine._next_chunk` divides them."""
     number, left = 0, [count for count in counts if count]
     while len(left) > 1:

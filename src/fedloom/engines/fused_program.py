@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
+from fedloom.engines.fused_step import Precision, StackedOptimizer, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
@@ -45,20 +45,13 @@ class StackProgram:
             tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
         ]
         self._sums = [torch.zeros(len(terms), size, device=self._device) for terms in self._terms]
-        self._context = WatchedContext(RoundContext(0, 0, ()))
-        self._evaluate = [
-            evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
-            for phase in phases
-        ]
-
-    @property
-    def reads_context(self) -> bool:
-        """Whether a step looked at the round's context since :meth:`begin`."""
-        return bool(self._context.read)
+        self.reads_context = any(trial.looked_at for trial in trials)  # a recording holds on to what it has read
+        self._context = RoundContext(0, 0, ())
+        self._evaluate = [evaluation(stack, phase, lambda: self._context, precision, compiled) for phase in phases]
 
     def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
         """A new round, and the members of a chunk."""
-        self._context = WatchedContext(context)
+        self._context = context
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """What the members of a chunk do in a round."""

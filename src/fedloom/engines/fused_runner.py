@@ -166,17 +166,28 @@ class GraphRunner:
 
     def run(self, window: Window) -> None:
         """Fill the buffers and play back; what is too rare to be recorded, or cannot be, goes step by step."""
-        if not window.usual or not self._records:
+        if not window.usual or not (self._records or self._filled):
             PlainRunner(self._program, self._precision).run(window)
             return
         steps, silos = len(window), window.silos
         for ours, theirs in zip(tree_leaves(self._buffers), tree_leaves(window.inputs), strict=True):
             ours[:steps, :silos] = theirs
         self._counter.zero_()
-        recording = self._recordings[self._recorded_silos(silos)]
+        step = self._step_of(self._recorded_silos(silos))
         for _ in range(steps):
             self._program.draw(silos)
-            recording.replay()
+            step()
+
+    def _step_of(self, silos: int) -> Callable[[], None]:
+        """A recording, or where there can be none the step itself, of as many silos: it was compiled for those."""
+        if self._records:
+            return self._recordings[silos].replay
+
+        def step() -> None:
+            with matrix_precision(self._precision):
+                self._step(silos)
+
+        return step
 
     def _recorded_silos(self, silos: int) -> int:
         return self._program.size if self._filled else silos
