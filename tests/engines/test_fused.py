@@ -32,6 +32,7 @@ from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable, WholeTable
 from fedloom.engines.fused_runner import GraphRunner, Recorder
 from fedloom.engines.fused_stack import Stack, stacks_of
+from fedloom.engines.fused_step import WatchedContext
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
@@ -320,7 +321,7 @@ class Held:
 
     step: Callable[[], None]
     program: StackProgram
-    context: RoundContext
+    context: WatchedContext
 
     def replay(self) -> None:
         now, self.program._context = self.program._context, self.context

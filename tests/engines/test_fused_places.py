@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from engines.one_answer import EVEN, METHODS, UNEQUAL, Played, assert_one_answer, config_of, pack_of, trainer_of
+from engines.one_answer import (
+    EVEN,
+    METHODS,
+    UNEQUAL,
+    Played,
+    assert_one_answer,
+    config_of,
+    pack_of,
+    rounds_of,
+    trainer_of,
+)
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_places import attendance, cheapest_places, fillable, turns
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner
-from fedloom.engines.fused_stack import Member, stacks_of
+from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.errors import FedloomWarning
 
 CPU = torch.device("cpu")
@@ -34,8 +46,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         made.append(step)
         return Played(step)
 
-    def runner(engine: FusedEngine, program: StackProgram, stack: object) -> GraphRunner:
-        return GraphRunner(program, "float32", 20, record, engine._filled(stack))  # type: ignore[arg-type]
+    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
+        return GraphRunner(program, "float32", 20, record, engine._filled(stack))
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr(FusedEngine, "_runner", runner)
@@ -50,6 +62,25 @@ def test_one_recording_serves_any_number_of_silos(name: str, recordings: list[ob
     trainer, start = trainer_of(config_of(*METHODS[name], *SOME), EVEN)
     assert_one_answer(trainer, start, ATTENDED, COMPILED)
     assert len(recordings) == 1
+
+
+def test_one_compilation_serves_all_rounds_and_any_number_of_silos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two phases and the Adam of its parameters: four programs."""
+
+    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
+        def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
+            return Played(step)
+
+        return GraphRunner(program, "float32", 20, record, engine._filled(stack))
+
+    compiler = partial(torch.compile, backend="aot_eager")  # traces and guards as always, but generates no code
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    torch._dynamo.reset()
+    counters.clear()
+    trainer, start = trainer_of(config_of(*METHODS["fedgan"], *SOME), EVEN)
+    rounds_of(FusedEngine(trainer, COMPILED), start, ATTENDED[:3])
+    assert counters["stats"]["unique_graphs"] == 4
 
 
 def test_what_stands_at_empty_places_does_not_matter(recordings: list[object], monkeypatch: pytest.MonkeyPatch) -> None:

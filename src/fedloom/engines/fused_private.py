@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ class PrivateProgram(StackProgram):
         super().__init__(stack, size, adapted, precision, compiled)
         self._host_noise = host_noise or self._device.type == "cpu"
         self._round = 0
-        context = lambda: self._context  # noqa: E731
+        context = lambda: cast("RoundContext", self._context)  # noqa: E731
         self._rows = rows_of_members(stack.members)
         rows = max(self._rows.values())
         self._clipped = {

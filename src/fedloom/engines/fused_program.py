@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Precision, StackedOptimizer, evaluation, laid_out
+from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
@@ -46,12 +46,16 @@ class StackProgram:
         ]
         self._sums = [torch.zeros(len(terms), size, device=self._device) for terms in self._terms]
         self.reads_context = any(trial.looked_at for trial in trials)  # a recording holds on to what it has read
-        self._context = RoundContext(0, 0, ())
-        self._evaluate = [evaluation(stack, phase, lambda: self._context, precision, compiled) for phase in phases]
+        # Watched, and so opaque to the compiler: it would compile anew for every other round that it is shown.
+        self._context = WatchedContext(RoundContext(0, 0, ()))
+        self._evaluate = [
+            evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
+            for phase in phases
+        ]
 
     def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
         """A new round, and the members of a chunk."""
-        self._context = context
+        self._context = WatchedContext(context)
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """What the members of a chunk do in a round."""
