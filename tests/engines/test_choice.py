@@ -175,7 +175,7 @@ HEAD = ("method.name=linear_head", "local.optimizer=sgd")
 
 
 FOLLOWING = (*HEAD, "method.milestones=[0.5]")  # another step after half of the rounds
-BRANCHES = "branches of two architectures"  # of which one has convolutions
+BRANCHES = "mlp and convolutions"  # a stack of each
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class StackProgram:
         ]
         self._sums = [torch.zeros(len(terms), size, device=self._device) for terms in self._terms]
         self.reads_context = any(trial.looked_at for trial in trials)  # a recording holds on to what it has read
-        # Watched, and so opaque to the compiler: it would compile anew for every other round that it is shown.
+        # Wrapped: a compiler may take the numbers of a plain one for constants, and compile anew in every round.
         self._context = WatchedContext(RoundContext(0, 0, ()))
         self._evaluate = [
             evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
