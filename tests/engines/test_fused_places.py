@@ -31,7 +31,7 @@ from fedloom.engines.fused_runner import GraphRunner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.errors import FedloomWarning
 
-CPU = torch.device("cpu")
+CPU, COMPILE = torch.device("cpu"), torch.compile
 COMPILED = FusedOptions(CPU, compiled=True)
 SOME = ("participation.rate=0.5", "rounds=6")
 
@@ -64,18 +64,12 @@ def test_one_recording_serves_any_number_of_silos(name: str, recordings: list[ob
     assert len(recordings) == 1
 
 
-def test_one_compilation_serves_all_rounds_and_any_number_of_silos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compilation_serves_all_rounds_and_any_number_of_silos(
+    recordings: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of the two phases and the Adam of its parameters: four programs."""
-
-    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
-        def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Played:
-            return Played(step)
-
-        return GraphRunner(program, "float32", 20, record, engine._filled(stack))
-
-    compiler = partial(torch.compile, backend="aot_eager")  # traces and guards as always, but generates no code
-    monkeypatch.setattr(torch, "compile", compiler)
-    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    # Traces and guards as always, but generates no code.
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend="aot_eager"))
     torch._dynamo.reset()
     counters.clear()
     trainer, start = trainer_of(config_of(*METHODS["fedgan"], *SOME), EVEN)
