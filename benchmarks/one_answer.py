@@ -1,7 +1,7 @@
 """The equality tests of the fused engine on a GPU: every method and packs, fused on CUDA against the
 reference on the CPU.
 
-python benchmarks/one_answer.py [--device cuda] [--private]
+python benchmarks/one_answer.py [--device cuda] [--private] [--compiled] [--federation even]
 
 Under DP-SGD the noise is drawn on the host, as the reference engine draws it.
 """
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--private", action="store_true", help="under DP-SGD")
+    parser.add_argument("--federation", default="", help="only its cases, such as 'even', the one for compiled places")
     arguments = parser.parse_args()
     options = FusedOptions(torch.device(arguments.device), chunk=3, compiled=arguments.compiled, host_noise=True)
     cases: list[tuple[str, str, Callable[[], None]]] = [
@@ -110,6 +111,10 @@ def main() -> None:
             ("unequal", f"records sent chunk by chunk: {name}", partial(one_crowded, METHODS[name], options))
             for name in ("+D", "fedgan", "align_fl of four architectures")
         ]
+    if arguments.federation:
+        cases = [case for case in cases if case[0] == arguments.federation]
+    variants = {"private": arguments.private, "compiled": arguments.compiled, arguments.federation: True}
+    name = "-".join(["one_answer", *(variant for variant, asked in variants.items() if variant and asked)])
     rows: list[dict[str, Any]] = []
     for federation, method, case in cases:
         answer = "equal"
@@ -123,7 +128,7 @@ def main() -> None:
                 answer = f"FAILS: {type(error).__name__}: {str(error)[:200]}"
         warned = "; ".join(str(w.message)[:200] for w in said if issubclass(w.category, FedloomWarning))
         rows.append({"federation": federation, "method": method, "answer": answer, "warned": warned})
-        keep(f"one_answer-{'private-' if arguments.private else ''}{arguments.device}", rows)
+        keep(f"{name}-{arguments.device}", rows)
     show(f"fused on {arguments.device} against reference on cpu", rows)
     sys.exit(any(row["answer"] != "equal" for row in rows))
 
