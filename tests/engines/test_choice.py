@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from engines.one_answer import EVEN, FISSION, METHODS, PRIVATE, UNEQUAL, assert_alike, config_of, trainer_of
 from engines.test_fused import Branching, with_layer
 from fedloom.engines import choice
+from fedloom.engines.base import FederationState, Result
 from fedloom.engines.choice import make_engine
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
@@ -16,6 +20,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Life, resume, train
 from fedloom.federation.records import Federation
+from fedloom.federation.rounds import RoundContext
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from labelled_vectors import labelled_federation
@@ -159,7 +164,9 @@ def test_a_run_is_measured_where_it_is_trained(
 class Batching:
     """Stands in for an engine on a GPU, and takes the time that it is told."""
 
-    def __init__(self, trainer: Trainer, options: FusedOptions, stacks: object) -> None:
+    def __init__(
+        self, trainer: Trainer, options: FusedOptions, stacks: object = None, packed: Sequence[Trainer] = ()
+    ) -> None:
         real = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
         self.options, self.convolutions, self.convolutional = options, real.convolutions, real.convolutional
         self.follows_rounds = real.follows_rounds
@@ -167,6 +174,14 @@ class Batching:
     @property
     def manner(self) -> str:
         return ("products" if self.options.matrix_convolutions else "groups") + ", compiled" * self.options.compiled
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
+    """Every run has 25 silo-steps left, which take so many seconds each."""
+    monkeypatch.setattr(choice, "FusedEngine", Batching)
+    monkeypatch.setattr(choice, "stacks_of", lambda *_: [])
+    monkeypatch.setattr(choice, "steps_left", lambda *_: 25.0)
+    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: seconds[engine.manner])
 
 
 VECTORS = labelled_federation()
@@ -201,11 +216,38 @@ def test_how_a_gpu_takes_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever was fastest; compiled if more than four minutes are left and one compilation does."""
-    monkeypatch.setattr(choice, "FusedEngine", Batching)
-    monkeypatch.setattr(choice, "stacks_of", lambda *_: [])
-    monkeypatch.setattr(choice, "steps_left", lambda *_: 25.0)
-    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: seconds[engine.manner])
+    pretend_gpu(monkeypatch, seconds)
     trainer, state = trainer_of(config_of(*overrides), federation)
     engine, _ = choice.fastest_fused(trainer, state, torch.device("cuda"))
     assert isinstance(engine, Batching)
     assert engine.manner == chosen
+
+
+@pytest.mark.parametrize(("runs", "compiled"), [(1, False), (2, False), (3, True)])
+def test_a_pack_is_compiled_if_its_runs_take_long_together(
+    runs: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25 steps of four seconds are 100 seconds a run; from four minutes on it is worth it."""
+    pretend_gpu(monkeypatch, {"groups": 4, "products": 5})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    members = [trainer_of(config_of(GAN, SOME, "engine.name=fused", f"seed={seed}"), EVEN) for seed in range(runs)]
+    engine = choice.make_pack([trainer for trainer, _ in members], [state for _, state in members])
+    assert engine.options.compiled == compiled
+
+
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 13), ("cuda", 49)])
+def test_trials_on_a_gpu_are_longer(device: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a round there costs beside its steps varies so much that twelve of them would drown in it."""
+    trainer, state = trainer_of(config_of(GAN, SOME), EVEN)
+    limits: list[int | None] = []
+
+    def noted(_: FusedEngine, __: FederationState, ___: RoundContext, step_limit: int | None = None) -> list[Result]:
+        limits.append(step_limit)
+        return cast(list[Result], [SimpleNamespace(steps=step_limit)])
+
+    monkeypatch.setattr(FusedEngine, "train", noted)
+    engine = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
+    monkeypatch.setattr(engine, "options", FusedOptions(torch.device(device)))
+    monkeypatch.setattr(engine, "close", lambda: None)
+    choice._fused_seconds(engine, trainer, state)
+    assert limits == [1, 1, 1, steps, steps]

@@ -14,7 +14,8 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
-TRIAL_STEPS = 12
+# On a GPU what a round costs beside its steps varies by what 12 of them take (benchmarks/results/gan_step-cuda.json).
+TRIAL_STEPS = {"cpu": 12, "cuda": 48}
 WORTH_STARTING_PROCESSES = 40.0  # seconds of work left, below which they do not earn back their start
 WORTH_CHANGING = 1.15  # a choice must beat the simpler one by this factor
 
@@ -62,7 +63,7 @@ def _reference_seconds(engine: ReferenceEngine, trainer: Trainer, state: Federat
     return seconds_per_step(trial, trainer)
 
 
-def seconds_per_step(trial: Callable[[int], int], trainer: Trainer) -> float:
+def seconds_per_step(trial: Callable[[int], int], trainer: Trainer, device: str = "cpu") -> float:
     """Wall time per silo-step of whole rounds, judged by ``trial``, which goes so many steps and says how many it did.
 
     What a round costs beside its steps (sending, loading) is found by two trials of different length: in a short one
@@ -76,7 +77,7 @@ def seconds_per_step(trial: Callable[[int], int], trainer: Trainer) -> float:
         return time.perf_counter() - start, steps
 
     timed(1)  # warms up
-    (little, few), (much, many) = (min(timed(limit), timed(limit)) for limit in (1, 1 + TRIAL_STEPS))
+    (little, few), (much, many) = (min(timed(limit), timed(limit)) for limit in (1, 1 + TRIAL_STEPS[device]))
     step = (much - little) / (many - few) if many > few else 0.0
     if step <= 0:
         return much / many
@@ -84,8 +85,8 @@ def seconds_per_step(trial: Callable[[int], int], trainer: Trainer) -> float:
 
 
 def steps_of_trials(silos: Sequence[int]) -> int:
-    """How many silo-steps :func:`seconds_per_step` takes, for trials of so many silos at once."""
-    return (3 + 2 * (1 + TRIAL_STEPS)) * sum(silos)
+    """How many silo-steps :func:`seconds_per_step` takes on a CPU, for trials of so many silos at once."""
+    return (3 + 2 * (1 + TRIAL_STEPS["cpu"])) * sum(silos)
 
 
 def silos_per_round(trainer: Trainer) -> int:

@@ -63,7 +63,8 @@ def make_pack(
     first, device = trainers[0], device_of(trainers[0].config.engine)
     options = _earlier_options(first.config.engine, device, earlier)
     if options is None:
-        options = fastest_fused(first, states[0], device)[0].options
+        beside = sum(map(steps_left, trainers[1:], states[1:]))
+        options = fastest_fused(first, states[0], device, beside)[0].options
     return FusedEngine(first, options, packed=trainers[1:])
 
 
@@ -132,8 +133,13 @@ def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable
         return fastest_reference(trainer, state)[0]
 
 
-def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device) -> tuple[FusedEngine, float]:
-    """The fastest way to batch the silos, and its seconds per silo-step."""
+def fastest_fused(
+    trainer: Trainer, state: FederationState, device: torch.device, beside: float = 0.0
+) -> tuple[FusedEngine, float]:
+    """The fastest way to batch the silos, and its seconds per silo-step.
+
+    ``beside``: how many silo-steps other runs of the same pack have left, for which one compilation does as well.
+    """
     precision = trainer.config.engine.precision
     stacks = stacks_of((trainer,), device)  # the records are brought to the device once for all that are tried
     if device.type == "cpu":
@@ -146,7 +152,7 @@ def fastest_fused(trainer: Trainer, state: FederationState, device: torch.device
             candidates.append(FusedEngine(trainer, replace(options, matrix_convolutions=True), stacks))
     seconds = {engine: _fused_seconds(engine, trainer, state) for engine in candidates}
     best = min(candidates, key=lambda engine: seconds[engine])
-    long = device.type == "cuda" and seconds[best] * steps_left(trainer, state) > WORTH_COMPILING
+    long = device.type == "cuda" and seconds[best] * (steps_left(trainer, state) + beside) > WORTH_COMPILING
     if long and _worth_filling(best, trainer):
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         return FusedEngine(trainer, replace(options, matrix_convolutions=True, compiled=True), stacks), 0.0
@@ -179,7 +185,9 @@ def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState
     """Wall time per silo-step."""
     context = RoundContext(1, 1, tuple(range(min(silos_per_round(trainer), engine.chunk))))
     seconds = seconds_per_step(
-        lambda limit: sum(r.steps for r in engine.train(state, context, step_limit=limit)), trainer
+        lambda limit: sum(r.steps for r in engine.train(state, context, step_limit=limit)),
+        trainer,
+        engine.options.device.type,
     )
     engine.close()
     return seconds
