@@ -14,7 +14,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 
-# On a GPU what a round costs beside its steps varies by what 12 of them take (benchmarks/results/gan_step-cuda.json).
+# On a GPU a round costs more beside its steps than 12 of them (trials in benchmarks/results/gan_step-cuda.json).
 TRIAL_STEPS = {"cpu": 12, "cuda": 48}
 WORTH_STARTING_PROCESSES = 40.0  # seconds of work left, below which they do not earn back their start
 WORTH_CHANGING = 1.15  # a choice must beat the simpler one by this factor
