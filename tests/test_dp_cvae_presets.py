@@ -13,7 +13,7 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Setting, make_method
 
 OURS = sorted(name for name in preset_names() if name.startswith("dp-cvae/"))
-FEDERATIONS = ("ct-iid", "ct-dirichlet", "camelyon17", "cifar10-iid")
+FEDERATIONS = ("ct-iid", "ct-dirichlet", "camelyon17", "cifar10-iid", "cifar10-dirichlet")
 METHODS = {"dp-cvae": "dp_cvae", "cvae": "dp_cvae", "dp-cgan": "dp_cgan", "cgan": "dp_cgan"}
 METHODS |= {"fedavg": "linear_head", "fedprox": "linear_head"}
 EPSILONS = ("0.1", "0.5", "1", "2", "4", "8", "infinity")
@@ -62,7 +62,7 @@ def test_table_1_has_a_row_for_every_method(federation: str, row: str) -> None:
     assert (config.privacy.mechanism, config.privacy.epsilon) == (("dp-sgd", 1.0) if private else ("none", 0.0))
     assert (config.rounds, config.local.epochs) == (50, 5)
     assert config.local.batch_size == (128 if "fed" in row else 256)
-    layout = {"camelyon17": "natural", "ct-dirichlet": "dirichlet"}
+    layout = {"camelyon17": "natural", "ct-dirichlet": "dirichlet", "cifar10-dirichlet": "dirichlet"}
     assert config.data.partition == layout.get(federation, "iid")
 
 
