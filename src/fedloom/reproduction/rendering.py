@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedloom.errors import ConfigError, RunFolderError
+from fedloom.reproduction.curves import Curve, drawn
 from fedloom.reproduction.figures import FIGURES
 from fedloom.reproduction.results import Result, Results
 from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
@@ -49,15 +50,35 @@ def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
         before = page.read_text(encoding="utf-8")
         head, _, rest = before.partition(start)
         text = f"{head}{start}\n\n{render(table, results, paper)}\n{end}{rest.partition(end)[2]}"
-        if text != before:
-            write_atomically(page, text.encode())
-            changed[page] = None
+        for path, old, new in ((page, before, text), *_curve(table, results, paper)):
+            if new != old:
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, new.encode())
+                changed[path] = None
     return list(changed)
 
 
 def render(table: Table, results: Results, paper: Path) -> str:
-    """All parts of a table."""
-    return "\n".join(line for part in table.parts for line in _part(table, part, results, paper))
+    """All parts of a table, and its curve."""
+    lines = [line for part in table.parts for line in _part(table, part, results, paper)]
+    for path, _, _ in _curve(table, results, paper):
+        lines += [f"![{table.curve.column}, by {table.curve.across}]({path.relative_to(paper)})", ""]
+    return "\n".join(lines)
+
+
+def _curve(table: Table, results: Results, paper: Path) -> Iterator[tuple[Path, str, str]]:
+    """The file of a table's curve, what it holds and what it should hold; nothing where there is nothing to draw."""
+    if not table.curve.column:
+        return
+    column = table.column(table.curve.column)
+    curves = [
+        Curve(part.title, {row.name: Line(table, row, results.of(row.identity)).values(column) for row in part.rows})
+        for part in table.parts
+    ]
+    if any(values for curve in curves for values in curve.values.values()):
+        path = paper / table.curve.file(table.name)
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        yield path, before, drawn(curves, table.curve.across, column.title)
 
 
 def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:

@@ -80,6 +80,18 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A column that is drawn as a curve over the rows of each part."""
+
+    column: str = ""  # its title
+    across: str = ""  # what the names of rows are
+
+    def file(self, table: str) -> str:
+        """Its place in a paper's folder."""
+        return f"figures/{table.partition('/')[2]}.svg"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """Rows that stand together."""
 
@@ -105,6 +117,7 @@ class Table:
     downstream: bool = False  # heads and mixtures are measured as well
     audit: bool = False  # the exposure of outliers as well, of the first seed: it takes as long as all metrics
     compared: tuple[str, ...] = ()  # titles of two columns, published and measured, to be compared in order and ratio
+    curve: Drawing = field(default_factory=Drawing)
 
     @property
     def paper(self) -> str:
@@ -213,6 +226,9 @@ def _check(table: Table) -> None:
     for column in table.columns:
         if bool(column.published) == bool(column.metric):
             raise ConfigError(f"{table.name}: column '{column.title}' needs either published or metric")
-    for title in table.compared:
-        if title not in (column.title for column in table.columns):
-            raise ConfigError(f"{table.name}: compared: " + unknown("column", title, (c.title for c in table.columns)))
+    drawn = (table.curve.column,) if table.curve.column else ()
+    for use, titles in (("compared", table.compared), ("curve", drawn)):
+        for title in titles:
+            if title not in (column.title for column in table.columns):
+                known = (column.title for column in table.columns)
+                raise ConfigError(f"{table.name}: {use}: " + unknown("column", title, known))
