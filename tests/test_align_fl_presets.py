@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,6 @@ from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.lipschitz import WithPenalty
 from fedloom.objectives.proximal import Proximal
-from fedloom.reproduction.results import Results
-from fedloom.reproduction.tables import load_table
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "papers/align-fl/README.md"
@@ -130,11 +127,3 @@ def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> No
     assert len(commands) >= 4
     for preset, assignments in commands:
         load_config(preset, [assignment.strip("'") for assignment in assignments.split()])
-
-
-def test_figures_4_and_5_are_drawn_from_result_files() -> None:
-    results = Results.read(README.with_name("results"))
-    drawn = runpy.run_path(str(README.with_name("figures4and5.py")))["drawing"](results)
-    assert drawn == README.with_name("figures4and5.svg").read_text(encoding="utf-8")
-    points = [row for name in ("fig4", "fig5") for row in load_table(f"align-fl/{name}").rows]
-    assert drawn.count("<circle") == sum(bool(results.of(row.identity)) for row in points) > 0

@@ -149,7 +149,7 @@ class PrivacyConfig:
     clip: float = field(default=1.0, metadata=above(0))  # the bound on one gradient, or the first of them
     clipping: Literal["fixed", "quantile", "median"] = "fixed"  # how the bound goes on; "median": no DP guarantee
     unit: Literal["record", "subject"] = "record"  # whose data are protected as one
-    blocks: tuple[str, ...] = ()  # privatise these alone, as some papers do: no DP guarantee
+    blocks: tuple[str, ...] = ()  # privatise these alone: no DP guarantee unless model.posterior is not "amortised"
     accountant: Literal["pld", "rdp", "filter"] = "pld"  # tight, looser, or for choices made between releases
     trust: Literal["local", "distributed"] = "local"  # who adds the noise: each silo all of it, or all together
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed

@@ -23,6 +23,7 @@ from fedloom.reproduction.figures import FIGURES, LATENTS, PANEL, add_to_figures
 from fedloom.reproduction.rendering import render, render_pages
 from fedloom.reproduction.results import Result, Results, read_result
 from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
+from fedloom.reproduction.stages import heads
 from fedloom.reproduction.tables import identity, load_table, table_names
 from fedloom.sweep import Federations
 from labelled_vectors import vectors
@@ -409,6 +410,15 @@ def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Pat
     found = load(tmp_path / "runs" / task.trial.name).folder.downstream["rows"]["synthetic-only"]["global"]
     assert result.metrics["downstream/synthetic-only/global/accuracy"] == found["accuracy"] > 0.8
     assert f"| moments | {100 * found['accuracy']:.2f} | 1 |" in render(table, Results({paper: result}), paper)
+
+
+def test_a_row_may_name_the_pathway_of_its_samples(paper: Path, tmp_path: Path) -> None:
+    task = heads_of(tmp_path, paper, 0)
+    carry_out([task], Work(tmp_path / "runs"))
+    run, federation = load(tmp_path / "runs" / task.trial.name), Federations().data(task.trial.config)
+    assert heads(run, replace(task.row, pathway="class"), federation, "cpu") == heads(run, task.row, federation, "cpu")
+    with pytest.raises(ConfigError, match="--pathway: unknown pathway 'clas'; did you mean 'class'"):
+        heads(run, replace(task.row, pathway="clas"), federation, "cpu")
 
 
 def test_a_result_tells_whether_other_records_were_trained_on(paper: Path, tmp_path: Path) -> None:

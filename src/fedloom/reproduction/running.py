@@ -204,7 +204,7 @@ def _metrics(
         settings = replace(task.settings, metrics=fid, backbone=INCEPTION, resolution=0, weights=work.inception)
         found |= run.evaluate(settings=settings, device=device, federation=federation)
     for name in (name for name in missing if name in STAGES):
-        found |= STAGES[name](run, federation, device)
+        found |= STAGES[name](run, task.row, federation, device)
     return found
 
 

@@ -12,14 +12,15 @@ from fedloom.downstream.stage import downstream
 from fedloom.evaluation.keys import metric_key
 from fedloom.experiment import Run
 from fedloom.federation.records import Federation
+from fedloom.reproduction.tables import Row
 
-Stage = Callable[[Run, Federation, str], dict[str, float]]  # of a run, its federation and a device
+Stage = Callable[[Run, Row, Federation, str], dict[str, float]]  # of a row's run, its federation and a device
 EXPOSED = ("outliers", "unseen_outliers", "typical", "unseen_typical")  # kinds of records
 
 
-def heads(run: Run, federation: Federation, _: str) -> dict[str, float]:
+def heads(run: Run, row: Row, federation: Federation, _: str) -> dict[str, float]:
     """Accuracies of heads and mixtures, mean over silos."""
-    downstream(run, federation=federation)
+    downstream(run, federation=federation, pathway=row.pathway)
     return {
         f"downstream/{row}/{test}/{name}": scores[test][name]
         for row, scores in run.folder.downstream.get("rows", {}).items()
@@ -28,7 +29,7 @@ def heads(run: Run, federation: Federation, _: str) -> dict[str, float]:
     }
 
 
-def exposure(run: Run, federation: Federation, device: str) -> dict[str, float]:
+def exposure(run: Run, _: Row, federation: Federation, device: str) -> dict[str, float]:
     """How often each kind of record is recognisable in what a released generator puts out.
 
     Under the generator's name, and once more without one for the generator that is closest to the outliers: what their

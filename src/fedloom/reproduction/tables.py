@@ -46,6 +46,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     published: dict[str, Any] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()  # beside those of the table
+    pathway: str = ""  # of the samples that heads learn from, if it is not the method's first
     lipschitz: float = 0.0  # of a decoder, where there is no preset: no run, only what theory says
 
     def config(self, seed: int, more: Sequence[str] = ()) -> Config:
