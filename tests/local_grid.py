@@ -93,6 +93,7 @@ class Deployment:
     agreement: Agreement = agree
     screening: Screening = lambda _: None
     events: list[Event] = field(default_factory=list)
+    declared: bool = True  # how many records each silo has at most, which is the truth
 
     def __post_init__(self) -> None:
         self.grid = LocalGrid({silo.name: self.service(i).answer for i, silo in enumerate(self.federation.silos)})
@@ -109,7 +110,8 @@ class Deployment:
         torch.set_num_threads(1)
         path, experiment = self.path / folder, Experiment.of(self.config, remote(self.federation))
         wire = Wire(self.grid, poll=0.005)
-        engine = FlowerEngine(experiment.trainer, name, wire, self.rules, self.events.append)
+        records = {silo.name: len(silo) for silo in self.federation.silos} if self.declared else {}
+        engine = FlowerEngine(experiment.trainer, name, wire, self.rules, records, self.events.append)
         if path.is_dir():
             return experiment.resume(RunFolder.open(path), observer=observer, engine=engine)
         return experiment.run(path, observer=observer, engine=engine)

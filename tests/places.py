@@ -58,14 +58,19 @@ def config_of(*overrides: str) -> Config:
 
 
 def pid(child: Child) -> int:
+    """Of a child itself, which may stand behind bubblewrap."""
     assert child.process is not None
-    return child.process.pid
+    number = child.process.pid
+    while Path(f"/proc/{number}/comm").read_text().strip() == "bwrap":
+        (number,) = map(int, Path(f"/proc/{number}/task/{number}/children").read_text().split())
+    return number
 
 
 def asked_now(silo: Joining) -> bool:
-    """Whether somebody has called the worker: beside its own door the system then lists a connection to it."""
+    """Whether somebody has called the worker: beside its own door its host or the caller's lists a connection to it."""
+    tables = (Path(f"/proc/{number}/net/unix").read_text() for number in ("self", pid(silo.worker)))
     door = str(silo._runtime / "worker")
-    return sum(line.endswith(door) for line in Path("/proc/net/unix").read_text().splitlines()) > 1
+    return len({line for table in tables for line in table.splitlines() if line.endswith(door)}) > 1
 
 
 def halted(child: Child) -> bool:
@@ -142,7 +147,7 @@ class Place:
     @contextlib.contextmanager
     def dishonest(self, silo: Joining, *damages: tuple[int, str]) -> Iterator[None]:
         """A worker that does something wrong in some rounds, once for each entry (dishonest/sitecustomize.py)."""
-        plan = self.folder / "damages.json"
+        plan = silo.home.path / "damages.json"  # where a worker may write
         plan.write_text(json.dumps(damages))
         honest = silo.worker.environment
         silo.worker.environment = {**honest, "PYTHONPATH": str(DISHONEST), "DAMAGES": str(plan)}

@@ -7,16 +7,16 @@ import ssl
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedloom.deployment.charter import Charter
+from fedloom.deployment.control import Control, Node
 from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
 from fedloom.deployment.keys import make_authority, make_server_certificate, pem_of, read_public_key
-from fedloom.deployment.serving import Control, Node, Serving
+from fedloom.deployment.serving import Serving
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
@@ -104,25 +104,23 @@ def test_keys_of_strangers_are_refused(server: ServerHome, tmp_path: Path) -> No
 class Told(Control):
     """A SuperLink that keeps its register as Flower does: a key is taken once, and never again."""
 
-    register: dict[str, Node] = field(default_factory=dict)  # by node number
+    known: dict[int, Node] = field(default_factory=dict)  # by node number
     calls: list[tuple[str, str]] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)  # silos whose registration fails
 
-    def __call__(self, *arguments: str) -> dict[str, Any]:
-        _, what, whom = arguments[:3]
-        self.calls.append((what, Path(whom).stem))
-        if what == "unregister":
-            self.register[whom] = replace(self.register[whom], status="unregistered")
-            return {}
-        key = pem_of(Path(whom).read_bytes())
-        if arguments[-1] in self.broken or any(node.key == key for node in self.register.values()):
+    def unregister(self, node: Node) -> None:
+        self.calls.append(("unregister", str(node.number)))
+        self.known[node.number] = replace(node, status="unregistered")
+
+    def register(self, silo: str, key: bytes) -> None:
+        self.calls.append(("register", silo))
+        if silo in self.broken or any(node.key == key for node in self.known.values()):
             raise FedloomError("no")
-        number = str(101 + len(self.register))
-        self.register[number] = Node(number, arguments[-1], key, "registered")
-        return {"node-id": number}
+        number = 101 + len(self.known)
+        self.known[number] = Node(number, silo, key, "registered")
 
     def nodes(self) -> list[Node]:
-        return list(self.register.values())
+        return list(self.known.values())
 
     @property
     def answers(self) -> bool:
@@ -164,7 +162,7 @@ def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerHom
     server.admit(silo_of(server, "north").public_key)
     server.admit(silo_of(server, "south").public_key)
     link = Told(server)
-    link("supernode", "register", str(server.admitted / "north.pub"), "federation", "--name", "north")
+    link.register("north", pem_of((server.admitted / "north.pub").read_bytes()))
     serving, said = served(server, link)
     serving.register()
     assert link.calls[1:] == [("register", "south")]

@@ -1,72 +1,35 @@
-"""Processes that are kept running, the worker behind its socket, the app that brings no code, the door."""
+"""Processes that are kept running, the worker behind its socket, the proxy."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedloom.deployment import server_app
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
-from fedloom.deployment.guard import CLIENT_APP, check_app
 from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
-from fedloom.deployment.nursery import write_command
 from fedloom.deployment.processes import Child, Household, free_port, locked, require_flower
-from fedloom.deployment.proxy import FLEET, configuration
-from fedloom.deployment.serving import APP, Serving
+from fedloom.deployment.proxy import FLEET, LARGEST, configuration
+from fedloom.deployment.serving import Serving
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import FedloomError, MissingExtraError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
-from local_grid import Deployment
+from local_grid import Deployment, LocalGrid
 from support import tiny_config, wait_for
-
-
-def app_of(**files: str) -> bytes:
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return data.getvalue()
-
-
-def test_our_own_app_is_let_in() -> None:
-    check_app(app_of(**{"pyproject.toml": APP, ".info/CONTENT": "..."}))
-
-
-@pytest.mark.parametrize(
-    ("files", "reason"),
-    [
-        ({"pyproject.toml": APP, "evil.py": "import os"}, "brings 'evil.py': this silo runs no foreign code"),
-        ({"pyproject.toml": APP.replace(CLIENT_APP, "os:system")}, "is not fedloom's"),
-        ({"pyproject.toml": APP.replace("dependencies = []", 'dependencies = ["evil"]')}, "is not fedloom's"),
-        ({"other": ""}, "brings 'other'"),
-        ({"pyproject.toml": "["}, "cannot be read"),
-    ],
-)
-def test_an_app_with_anything_else_is_refused(files: dict[str, str], reason: str) -> None:
-    with pytest.raises(FedloomError, match=reason):
-        check_app(app_of(**files))
-
-
-def test_no_archive_is_refused() -> None:
-    with pytest.raises(FedloomError, match="cannot be read"):
-        check_app(b"not a zip")
 
 
 def sleeper(tmp_path: Path, seconds: float) -> Child:
@@ -93,28 +56,21 @@ def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> Non
     assert child.process.poll() is not None
 
 
-def test_a_child_that_gave_up_but_lives_on_is_started_again(tmp_path: Path) -> None:
-    """What stood in its log before it was started is no word of its own."""
-    log, told = tmp_path / "log", tmp_path / "told"
-    log.write_text("given up\n")
-    program = f"""
-import pathlib, time
-while not pathlib.Path({str(told)!r}).exists():
-    time.sleep(0.02)
-print("I have given up", flush=True)
-time.sleep(60)
-"""
+def test_what_a_child_warned_of_since_the_last_look_is_told_once(tmp_path: Path) -> None:
+    """What stood in its log before it was started is no word of its own, and half a line is none yet."""
+    log = tmp_path / "log"
+    log.write_text("2026-01-01 00:00:00,000 WARNING old\n")
+    said = "2026-01-01 00:00:01,000 INFO quiet\\n2026-01-01 00:00:02,000 WARNING new\\n2026-01-01 00:00:03,000 ERROR ha"
     household = Household()
     try:
-        child = household.add(Child("idler", [sys.executable, "-c", program], log, os.environ, gives_up="given up"))
-        assert child.process is not None
-        assert household.tend() == []
-        told.touch()
-        wait_for(lambda: log.read_text().endswith("I have given up\n"), "it gives up")
-        assert child.process.poll() is None
-        assert household.tend() == []
-        assert child.process.wait() == -signal.SIGKILL
-        assert household.tend() == [child]
+        program = f"import time; print('{said}', end='', flush=True); time.sleep(60)"
+        child = household.add(Child("talker", [sys.executable, "-c", program], log, os.environ))
+        wait_for(lambda: log.read_text().endswith("ha"), "it has spoken")
+        assert child.news() == ["new"]
+        with log.open("a") as more:
+            more.write("lf\n")
+        assert child.news() == ["half"]
+        assert child.news() == []
     finally:
         household.stop()
 
@@ -127,7 +83,7 @@ def silo_home(tmp_path: Path) -> SiloHome:
 def test_a_silo_that_cannot_start_all_its_processes_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = sleeper(tmp_path, 60)
     monkeypatch.setattr(Joining, "_worker", lambda _: child)
-    monkeypatch.setattr(Joining, "_nursery", lambda _: Child("nursery", ["no such command"], tmp_path / "log", {}))
+    monkeypatch.setattr(Joining, "_node", lambda _: Child("node", ["no such command"], tmp_path / "log", {}))
     joining = Joining(silo_home(tmp_path), tmp_path, print)
     with pytest.raises(FileNotFoundError):
         joining.__enter__()
@@ -173,17 +129,16 @@ def test_how_a_run_ended_is_always_written_down(
     home = ServerHome.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
     submission = Submission.create(home, tiny_config(), tmp_path / "run", "run-1")
 
-    def carry_out(*_: object) -> None:
+    def train(*_: object) -> None:
         assert error is not None
         raise error
 
-    monkeypatch.setattr(server_app, "carry_out", carry_out)
-    monkeypatch.setattr(server_app, "get_flwr_home", lambda: home.flower)
+    monkeypatch.setattr(server_app, "_train", train)
     monkeypatch.setattr(sys, "argv", sys.argv)
-    context = SimpleNamespace(run_config={"submission": submission.number})
     other = home.path / "submissions" / ("run-1.lock" if error is None else "run-2.lock")
-    with locked(other, ""), pytest.raises(type(error) if error else FedloomError):
-        server_app.main(None, context)
+    with locked(other, ""):
+        ended = server_app.perform(home, submission.number, LocalGrid({}))
+    assert ended == submission.problem
     assert submission.problem is not None
     assert problem in submission.problem
 
@@ -215,6 +170,8 @@ def test_the_door_lets_silos_call_what_they_need_and_nothing_else() -> None:
     assert text.count("proxy_pass") == 1
     assert "register-node" not in text
     assert "control" not in text
+    assert "get-fab" not in text  # a silo fetches no app
+    assert f"client_max_body_size {LARGEST};" in text
 
 
 def test_the_door_stores_no_answer_on_disk_and_takes_folders_with_blanks() -> None:
@@ -267,33 +224,6 @@ def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_p
     assert [answer.kind for answer in answers] == ["update", "update"]
 
 
-def _listens(place: Path) -> bool:
-    """Whether somebody takes calls at a socket; its file is there a moment before."""
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    return any(row[3] == "00010000" and row[-1] == str(place) for row in rows)
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_the_command_for_a_message_is_done_with_or_without_the_nursery(tmp_path: Path, there: bool) -> None:
-    """Asked for help, which needs no server, Flower's own command answers in both cases."""
-    place, command = Path(os.path.relpath(tmp_path / "n")), tmp_path / "flwr-clientapp"
-    write_command(command, place)
-    log = (tmp_path / "log").open("w")
-    program = [sys.executable, "-m", "fedloom.deployment.nursery", place]
-    nursery = subprocess.Popen(program, stdout=log, stderr=log) if there else None
-    try:
-        if there:
-            wait_for(lambda: _listens(place), "the nursery is ready")
-        done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=300)
-    finally:
-        if nursery is not None:
-            nursery.terminate()
-            nursery.wait()
-    said = (tmp_path / "log").read_text() if there else done.stdout
-    assert "--runtime-api-address" in said
-    assert there or not place.exists()
-
-
 def test_a_free_port_is_given_once_and_never_to_an_outgoing_connection() -> None:
     """Between the choice of a port and its use whole processes are started."""
     ports = [free_port() for _ in range(20)]
@@ -312,8 +242,8 @@ def test_a_simulation_needs_no_flower() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_who_asks_the_worker_needs_no_torch() -> None:
-    program = "import sys, fedloom.deployment.client_app; print('torch' in sys.modules)"
+def test_the_node_needs_no_torch() -> None:
+    program = "import sys, fedloom.deployment.node; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
+import re
 import shutil
 import signal
 import ssl
+import subprocess
+import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -47,37 +54,109 @@ def test_separate_processes_learn_what_the_reference_engine_learns(place: Place,
                 assert theirs[home.name].spent > 0
 
 
-def test_the_proxy_lets_nobody_at_the_controls(place: Place) -> None:
+def status(place: Place, path: str, port: int) -> int:
+    """Of the answer to a call without a key."""
     context = ssl.create_default_context(cafile=str(place.place.server.keys / "ca.crt"))
+    headers = {"Content-Type": "application/protobuf"}
+    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", b"", headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
-    def status(path: str, port: int) -> int:
-        headers = {"Content-Type": "application/protobuf"}
-        request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", b"", headers, method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
 
+def test_no_port_leads_to_the_controls(place: Place) -> None:
     outside, inside = place.place.server.charter.port, place.place.server.settings.port
-    for path in ("/v1/control/list-runs", "/v1/control/start-run", "/v1/control/register-node", "/health", "/docs"):
-        assert status(path, outside) == 404
-    assert status("/v1/control/list-runs", inside) != 404  # there is something to keep people from
-    assert status("/v1/fleet/pull-messages", outside) == 401  # Flower asks who calls
-    assert status("/v1/fleet/register-node", outside) == 404
+    for port in (outside, inside):
+        for call in ("control/list-runs", "control/start-run", "control/register-node", "runtime/acquire-task"):
+            assert status(place, f"/v1/{call}", port) == 404
+        assert status(place, "/docs", port) == 404
+        assert status(place, "/v1/fleet/register-node", port) == 404
+        assert status(place, "/v1/fleet/pull-messages", port) == 401  # who calls must show a key
 
 
-def test_a_server_that_is_started_again_finds_its_register(tmp_path: Path) -> None:
-    """The register is the SuperLink's own; it knows a key once, for good."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_has_no_door(place: Place) -> None:
+    """Silos listen nowhere; the SuperLink's control is a socket in a folder that others cannot enter."""
+    socket = place.place.server.door.socket
+    assert socket is not None
+    knock = f"import os, socket; {{}} socket.socket(socket.AF_UNIX).connect({str(socket)!r})"
+    subprocess.run([sys.executable, "-c", knock.format("")], check=True)  # its owner can
+    other = knock.format("os.setgroups([]); os.setgid(65534); os.setuid(65534);")
+    nobody = subprocess.run([sys.executable, "-c", other], capture_output=True, check=False)
+    assert b"PermissionError" in nobody.stderr
+    for silo in place.joined:
+        for child in (silo.worker, silo.node):
+            assert listening(pid(child)) == []
+    assert listening(pid(place.serving.executor)) == []
+    assert listening(pid(place.serving.superlink)) == [place.place.server.settings.port]
+
+
+def listening(process: int) -> list[int]:
+    """The ports at which a process takes connections."""
+    own = {str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()}
+    ports = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in own:
+                ports.append(int(columns[1].rpartition(":")[2], 16))
+    return ports
+
+
+BODY, BODIES = 60 * 2**20, 12
+
+
+def test_nothing_is_kept_of_what_a_peer_without_a_key_sends(place: Place) -> None:
+    """Twelve bodies of 60 MB, by the proxy's door and by the SuperLink's own; 720 MB would show."""
+    server = place.place.server
+    context = ssl.create_default_context(cafile=str(server.keys / "ca.crt"))
+    before, highest = memory(place), 0
+
+    def send(port: int) -> None:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it hangs up in the midst of it
+            connection.putrequest("POST", "/v1/fleet/push-object")
+            connection.putheader("Content-Type", "application/protobuf")
+            connection.putheader("Content-Length", str(BODY))
+            connection.endheaders()
+            for _ in range(BODY // 2**20):
+                connection.send(bytes(2**20))
+
+    for port in (server.charter.port, server.settings.port):
+        senders = [threading.Thread(target=send, args=(port,)) for _ in range(BODIES)]
+        for sender in senders:
+            sender.start()
+        while any(sender.is_alive() for sender in senders):
+            highest = max(highest, memory(place))
+            time.sleep(0.05)
+    assert highest - before < 60 * 2**20
+
+
+def memory(place: Place) -> int:
+    """Bytes of the SuperLink and the proxy with its workers."""
+    found = 0
+    for child in place.serving.household.children:
+        if child.name in ("superlink", "proxy"):
+            number = pid(child)
+            children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+            for each in (str(number), *children):
+                (line,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{each}/status").read_text())
+                found += 1024 * int(line)
+    return found
+
+
+def test_a_server_that_is_started_again_takes_its_register_from_what_is_admitted(tmp_path: Path) -> None:
     config = config_of()
     found = settle(tmp_path, build_federation(config.data, Streams(config.seed)), POLICY, RULES, proxy=False)
     key, said = found.server.admitted / "mnist-1.pub", list[str]()
-    with Serving(found.server, said.append, proxy=False):
-        assert said == [f"silo '{home.name}' may join" for home in found.silos]
-    said.clear()
-    line = key.read_bytes()
-    key.unlink()
     with Serving(found.server, said.append, proxy=False) as serving:
+        assert said == [f"silo '{home.name}' may join" for home in found.silos]
+        said.clear()
+        line = key.read_bytes()
+        key.unlink()
+        serving.tend()
         assert said == ["silo 'mnist-1' may no longer join with the key that it had"]
         key.write_bytes(line)
         serving.tend()
@@ -85,7 +164,12 @@ def test_a_server_that_is_started_again_finds_its_register(tmp_path: Path) -> No
             "silo 'mnist-1' cannot join with a key that was taken back, or is another's: enroll it anew"
         ]
         statuses = {node.silo: node.status for node in serving.control.nodes()}
-    assert statuses == {home.name: "unregistered" if home.name == "mnist-1" else "registered" for home in found.silos}
+        expected = {home.name: "unregistered" if home.name == "mnist-1" else "registered" for home in found.silos}
+        assert statuses == expected
+        key.unlink()
+        said.clear()
+    with Serving(found.server, said.append, proxy=False) as serving:
+        assert said == [f"silo '{home.name}' may join" for home in found.silos if home.name != "mnist-1"]
 
 
 def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
@@ -155,7 +239,7 @@ def refusal(home: SiloHome, data: Path) -> str:
 
     def told(joining: Joining) -> bool:
         joining.tend()
-        return any(line.startswith("supernode") for line in said)
+        return any(line.startswith("node") for line in said)
 
     with Joining(home, data, said.append) as joining:
         wait_for(lambda: told(joining), "the silo says that it cannot join")

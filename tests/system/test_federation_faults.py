@@ -93,7 +93,7 @@ def test_a_node_that_is_killed_comes_back(place: Place, moment: str) -> None:
     name, silo = f"node-killed-{moment}", place.joined[1]
 
     def kill() -> None:
-        os.killpg(pid(silo.node), signal.SIGKILL)
+        silo.node.signal(signal.SIGKILL)
 
     kind = {"during": "asked", "after": "answered"}.get(moment)
     killed = place.when(lambda: kind is None or (1, silo.home.name) in place.events(name, kind), kill)
@@ -161,7 +161,7 @@ def test_a_node_that_is_killed_in_a_private_round_costs_nothing_more(place: Plac
     name, silo = "private-node-killed", place.joined[1]
 
     def kill() -> None:
-        os.killpg(pid(silo.node), signal.SIGKILL)
+        silo.node.signal(signal.SIGKILL)
         os.kill(pid(silo.worker), signal.SIGCONT)
 
     with place.agreeing(private(50.0, "secure")), place.dishonest(silo, (1, "halted")):

@@ -36,6 +36,9 @@ def init(
     shape: Annotated[str, typer.Option(help="The size of one record, such as 1,28,28.", show_default=False)],
     classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
     name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
+    records: Annotated[
+        str, typer.Option(help="The most records of each silo, as a=600,b=450; none: all silos weigh the same.")
+    ] = "",
 ) -> None:
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.charter import Charter
@@ -47,8 +50,9 @@ def init(
         name=name or folder.resolve().name.lower(),
         address=address,
         silos=dict(map(_with_group, _names(silos))),
-        shape=tuple(_whole(size) for size in _names(shape)),
+        shape=tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape)),
         classes=tuple(_names(classes)),
+        records=dict(map(_with_count, _names(records))),
     )
     home = ServerHome.create(folder, charter, ServerSettings(), RoundRules())
     say_facts(
@@ -147,11 +151,28 @@ def join(
 
 
 @app.command("status")
-def status(folder: ServerDir, as_json: Json = False) -> None:
-    """Show who was admitted, who is there, and how the last runs ended."""
-    from fedloom.deployment.homes import ServerHome
-    from fedloom.deployment.status import server_status
+def status(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A federation's folder, or a silo's.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show who was admitted, who is there, and how the last runs ended; of a silo, what it refused."""
+    from fedloom.deployment.homes import ServerHome, SiloHome
+    from fedloom.deployment.status import server_status, silo_status
 
+    if SiloHome.is_at(folder):
+        of_silo = silo_status(SiloHome.open(folder))
+        if as_json:
+            show_json(of_silo)
+            return
+        say(
+            f"silo '{of_silo['silo']}' of '{of_silo['federation']}': "
+            + ("joined" if of_silo["joined"] else "not joined")
+        )
+        for line in of_silo["refused"]:
+            say(line)
+        return
     found = server_status(ServerHome.open(folder))
     if as_json:
         show_json(found)
@@ -178,7 +199,8 @@ def demo(
 
     require_flower()
     config = load_config("demo", [f"rounds={rounds}", f"data.silos={silos}", "participation.rate=1.0"])
-    run = demonstrate(out, config, say)
+    with _stop_signals():
+        run = demonstrate(out, config, say)
     say_facts(
         {
             "server": f"{run}: what the server got to see",
@@ -221,7 +243,12 @@ def _with_group(text: str) -> tuple[str, str]:
     return (silo, group) if colon else (text, "all")
 
 
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise ConfigError(f"--shape: '{text}' must be a whole number, as in 1,28,28")
+def _with_count(text: str) -> tuple[str, int]:
+    silo, _, count = text.partition("=")
+    return silo.strip(), _whole(count.strip(), "--records", "a=600,b=450")
+
+
+def _whole(text: str, option: str, example: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{option}: '{text}' must be a whole number, as in {example}")
     return int(text)

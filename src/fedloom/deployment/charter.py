@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ class Charter:
     silos: dict[str, str]  # name -> group; their order numbers both
     shape: tuple[int, ...]  # of one record
     classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
+    # The most records that each silo will ever claim, which are its weight; empty: all silos weigh the same.
+    records: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -42,6 +44,18 @@ class Charter:
             raise ConfigError(f"address = '{self.address}' must be host:port, such as fed.example.org:8443")
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(f"shape = {list(self.shape)} must be the size of one record, such as 1,28,28")
+        self._check_records()
+
+    def _check_records(self) -> None:
+        """All silos are declared, or none: what one claims without a bound would outweigh what the others may."""
+        for silo, count in self.records.items():
+            if silo not in self.silos:
+                raise ConfigError("records: " + unknown("silo", silo, self.silos))
+            if count < 1:
+                raise ConfigError(f"records.{silo} = {count} must be at least 1")
+        missing = [silo for silo in self.silos if silo not in self.records]
+        if self.records and missing:
+            raise ConfigError(f"records declares nothing for silo '{missing[0]}'; declare all silos or none")
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Charter:
@@ -59,6 +73,7 @@ class Charter:
             "shape": list(self.shape),
             "classes": list(self.classes),
             "silos": dict(self.silos),
+            "records": dict(self.records),
         }
 
     @property
@@ -96,6 +111,11 @@ class Charter:
         """The federation with one silo's records."""
         from fedloom.federation.records import Silo
 
+        if self.records and len(own.train) > self.records[silo]:
+            raise DataError(
+                f"'{own.name}' holds {len(own.train)} records, the charter declares at most {self.records[silo]} for "
+                f"silo '{silo}'"
+            )
         federation, group = self.at_the_server(), self.groups.index(self.silos[silo])
         silos = list(federation.silos)
         silos[self.index(silo)] = Silo(silo, self._records(own, own.train, group))

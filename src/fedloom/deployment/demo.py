@@ -50,7 +50,14 @@ def settle(
     port = free_port()
     address = f"127.0.0.1:{free_port() if proxy else port}"
     groups = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
-    charter = Charter(name="demo", address=address, silos=groups, shape=federation.shape, classes=federation.classes)
+    charter = Charter(
+        name="demo",
+        address=address,
+        silos=groups,
+        shape=federation.shape,
+        classes=federation.classes,
+        records={silo.name: len(silo) for silo in federation.silos},
+    )
     public_set = folder / "public.npz"
     settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
     server = ServerHome.create(folder / "server", charter, settings, rules)

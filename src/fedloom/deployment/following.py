@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
+from fedloom.deployment.control import Control
 from fedloom.deployment.homes import ServerHome
 from fedloom.deployment.processes import require_flower
-from fedloom.deployment.serving import Control
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.runs.files import read_lines
@@ -53,7 +53,7 @@ def _check(home: ServerHome, config: Config) -> None:
 
 def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]) -> None:
     control = Control(home)
-    number = control.start(submission)
+    number = control.start(submission.number)
     rounds = _new_lines(submission.folder / "metrics.jsonl")
     events = _new_lines(submission.folder / "silos.jsonl")
     asked = time.monotonic()
@@ -73,7 +73,7 @@ def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]
                 asked = time.monotonic()
                 if (status := _has_ended(control, number)) and submission.problem is None:
                     raise FedloomError(
-                        f"the run's process at the server has ended ({status}; {home.logs / 'superlink.log'} says "
+                        f"the run's process at the server has ended ({status}; {home.logs / 'executor.log'} says "
                         f"more); 'fedloom resume {submission.folder} --federation {home.path}' goes on"
                     )
             time.sleep(TICK)
@@ -84,13 +84,12 @@ def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]
         raise FedloomError(submission.problem)
 
 
-def _has_ended(control: Control, number: str) -> str:
+def _has_ended(control: Control, number: int) -> str:
     """Flower's word for how a run ended; empty while it has not, or while nobody can say."""
     try:
-        status = control.run_status(number)
+        return control.ending(number)
     except FedloomError:  # a SuperLink that is busy, or is just being started again
         return ""
-    return status if status.startswith("finished") else ""
 
 
 def _new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -25,6 +25,9 @@ from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.runs.files import explained, write_atomically
+
+if TYPE_CHECKING:
+    from fedloom.deployment.door import Door
 
 FEDERATION, SILO, POLICY = "federation.toml", "silo.toml", "policy.toml"
 HEADING = """\
@@ -110,6 +113,13 @@ class ServerHome:
         return self.path / "flower"
 
     @property
+    def door(self) -> Door:
+        """Where its SuperLink is reached on this machine."""
+        from fedloom.deployment.door import Door
+
+        return Door(self.flower / "door")
+
+    @property
     def logs(self) -> Path:
         """What its processes said."""
         return self.path / "logs"
@@ -184,9 +194,14 @@ class SiloHome:
         return home
 
     @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether a folder is a silo's."""
+        return (path / SILO).is_file()
+
+    @classmethod
     def open(cls, path: Path) -> SiloHome:
         """Find it again."""
-        if not (path / SILO).is_file():
+        if not cls.is_at(path):
             raise ConfigError(f"{path} is not a silo's folder: it holds no {SILO}; see 'federation enroll'")
         home = cls(path)
         _ = home.invitation, home.policy()
@@ -205,6 +220,16 @@ class SiloHome:
     def policy(self) -> Policy:
         """What it agrees to, as its file says now."""
         return Policy.of(_read(self.path / POLICY))
+
+    @property
+    def lock(self) -> Path:
+        """Held while it has joined."""
+        return self.path / "joined.lock"
+
+    @property
+    def settled(self) -> tuple[Path, ...]:
+        """What its operator alone changes."""
+        return tuple(self.path.resolve() / name for name in (SILO, POLICY, "ca.crt", "node.pub", "logs"))
 
     @property
     def public_key(self) -> Path:

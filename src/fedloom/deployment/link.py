@@ -9,6 +9,7 @@ from pathlib import Path
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import FedloomError
 
+REFUSED = "refused: "  # begins every line of a silo's logs that says so, which 'join' and 'status' show
 PATIENCE = 120.0  # seconds in which a worker may start again
 
 

@@ -7,10 +7,10 @@ import fcntl
 import importlib.util
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,6 @@ from typing import IO
 
 from fedloom.errors import FedloomError, MissingExtraError
 
-BIN = Path(sys.executable).parent
 STOPPING = 15.0  # seconds that a process has to end by itself
 SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time it dies young
 YOUNG = 60.0
@@ -27,7 +26,6 @@ FLOWER = {  # nothing is told to anybody, nothing is fetched from anywhere
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
 
 
@@ -37,10 +35,9 @@ def require_flower() -> None:
         raise MissingExtraError("a federation needs the package 'flwr'; pip install 'fedloom[flower]'")
 
 
-def flower_environment(home: Path, before: Sequence[Path] = ()) -> dict[str, str]:
-    """The environment of Flower's commands; folders in ``before`` are searched for commands first."""
-    path = os.pathsep.join(map(str, (*before, BIN, os.environ.get("PATH", ""))))
-    return {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path}
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of processes that load Flower."""
+    return {**os.environ, **FLOWER, "FLWR_HOME": str(home)}
 
 
 def locked(path: Path, taken: str) -> IO[str]:
@@ -52,6 +49,17 @@ def locked(path: Path, taken: str) -> IO[str]:
         lock.close()
         raise FedloomError(taken) from error
     return lock
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has such a file now."""
+    if not path.is_file():
+        return False
+    try:
+        locked(path, "").close()
+    except FedloomError:
+        return True
+    return False
 
 
 # Below those that systems give to outgoing connections, and each once: one stays free until somebody listens there.
@@ -67,6 +75,12 @@ def free_port() -> int:
     raise FedloomError("no port of the loopback interface is free")
 
 
+def troubles(log: str) -> list[str]:
+    """What a process of ours warned of, without times and levels."""
+    found = (re.match(r"\S+ \S+ (?:WARNING|ERROR) (.*)", line) for line in log.splitlines())
+    return [match[1] for match in found if match]
+
+
 @dataclass
 class Child:
     """A command that is kept running; what it says goes to a file."""
@@ -76,7 +90,6 @@ class Child:
     log: Path
     environment: Mapping[str, str]
     holds: tuple[int, ...] = ()  # open files that it keeps open, too
-    gives_up: str = ""  # what it says before it does nothing any more, although its process may stay
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = SOONEST
@@ -101,8 +114,6 @@ class Child:
         """Whether it has just died; then it is started again after a pause, at a later call."""
         now = time.monotonic()
         if self.process is None or self.process.poll() is None:
-            if self.gives_up and self._says(self.gives_up):
-                self.signal(signal.SIGKILL)
             return False
         if not self.again:
             self.pause = SOONEST if now - self.started > YOUNG else min(LATEST, 2 * self.pause)
@@ -112,13 +123,13 @@ class Child:
             self.start()
         return False
 
-    def _says(self, text: str) -> bool:
-        """Whether that stands in a line of its log since the last look."""
+    def news(self) -> list[str]:
+        """The troubles that it has written into its log since the last look."""
         with self.log.open("rb") as log:
             log.seek(self.heard)
             lines, end, _ = log.read().rpartition(b"\n")
         self.heard += len(lines + end)
-        return text.encode() in lines
+        return troubles(lines.decode(errors="replace"))
 
     def signal(self, number: int) -> None:
         """To it and all that it started, as long as anybody of them is left."""

@@ -18,18 +18,18 @@ FLEET = (  # all that a node with a registered key calls
     "pull-messages",
     "push-messages",
     "get-run",
-    "get-fab",
     "push-object",
     "pull-object",
     "confirm-message-received",
 )
+LARGEST = 8 * 2**20  # bytes of a call: Flower cuts tensors into pieces of 5 MiB
 
 CONFIGURATION = """\
 # Silos reach the federation '{name}' here, and only by the calls that a silo needs.
 worker_processes 1;
 pid "{folder}/nginx.pid";
 error_log "{logs}/proxy-errors.log" warn;
-events {{ worker_connections 256; }}
+events {{ worker_connections 2048; }}
 http {{
     access_log off;
     server_tokens off;
@@ -39,7 +39,11 @@ http {{
     uwsgi_temp_path "{folder}/uwsgi";
     scgi_temp_path "{folder}/scgi";
     proxy_max_temp_file_size 0;  # a worker of root's nginx may not write into the server's folder
-    client_max_body_size 64m;  # Flower cuts tensors into pieces of 5 MiB
+    client_max_body_size {largest};  # and none is read here: who sends it shows its key to the SuperLink first
+    client_body_buffer_size 64k;
+    client_header_timeout 30s;
+    client_body_timeout 60s;
+    large_client_header_buffers 4 8k;
     proxy_read_timeout 300s;
     proxy_send_timeout 300s;
 
@@ -74,7 +78,7 @@ http {{
 def configuration(name: str, keys: Path, folder: Path, logs: Path, listen: str, port: int) -> str:
     """nginx's file for a federation whose SuperLink has a port on loopback."""
     return CONFIGURATION.format(
-        name=name, keys=keys, folder=folder, logs=logs, listen=listen, port=port, calls="|".join(FLEET)
+        name=name, keys=keys, folder=folder, logs=logs, listen=listen, port=port, calls="|".join(FLEET), largest=LARGEST
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.deployment.homes import ServerHome
-from fedloom.deployment.serving import TAKEN_BACK, Control
+from fedloom.deployment.control import TAKEN_BACK, Control
+from fedloom.deployment.homes import ServerHome, SiloHome
+from fedloom.deployment.link import REFUSED
+from fedloom.deployment.processes import is_locked
 from fedloom.deployment.submissions import Submission
 from fedloom.runs.folder import RunFolder
 
-RUNS = 5  # the newest
+RUNS, REFUSALS = 5, 10  # the newest
 
 
 def server_status(home: ServerHome) -> dict[str, Any]:
@@ -27,6 +29,21 @@ def server_status(home: ServerHome) -> dict[str, Any]:
         "served": served,
         "silos": silos,
         "runs": [_run(home, path.stem) for path in _newest(home)],
+    }
+
+
+def silo_status(home: SiloHome) -> dict[str, Any]:
+    """Whether it has joined, and what it refused to its server, newest last: each line as its logs have it."""
+    lines = []
+    for name in ("node", "worker"):
+        path = home.logs / f"{name}.log"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        lines += [line for line in text.splitlines() if f"WARNING {REFUSED}" in line]
+    return {
+        "silo": home.name,
+        "federation": home.invitation.charter.name,
+        "joined": is_locked(home.lock),
+        "refused": sorted(lines)[-REFUSALS:],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -32,7 +32,8 @@ class Inspection:
     """What each silo of a federation may send in an experiment."""
 
     trainer: Trainer
-    max_records: int  # that a silo is believed to hold
+    max_records: int  # that a silo is believed to hold where nothing was declared
+    records: Mapping[str, int] = field(default_factory=dict)  # at most so many, as each silo declared; empty: nobody did
 
     @property
     def method(self) -> Method:
@@ -77,6 +78,15 @@ class Inspection:
         self._check_sizes(silo, update)
         return replace(record, sha256=sha256)
 
+    def weighed(self, update: Update) -> Update:
+        """An update that passed, with its silo's weights in every mean: its numbers where they are bounded, else one.
+
+        Where there is nothing to average, the numbers say how many records the sums in its payloads are of.
+        """
+        if self.records or not update.blocks:
+            return update
+        return replace(update, weights=dict.fromkeys(update.weights, 1.0))
+
     def _check_payloads(self, update: Update, due: Collection[str]) -> None:
         """Their names and shapes are declared, or they would not have got here; nothing may lack."""
         if set(update.payloads) != set(due):
@@ -112,16 +122,18 @@ class Inspection:
     def _check_counts(self, update: Update, site: Site) -> None:
         """A silo's numbers are its weights in the mean: records add up, a subject may be of several groups."""
         counts = dict(update.weights)
+        most = self.records[update.silo] if self.records else self.max_records
         groups = {f"group={self.method.plan.groups[group]}" for group in site.groups}
         believable = (
             counts.keys() == {"all", *groups}
-            and all(count.is_integer() and 1 <= count <= self.max_records for count in counts.values())
+            and all(count.is_integer() and 1 <= count <= most for count in counts.values())
             and max(counts[group] for group in groups) <= counts["all"] <= sum(counts[group] for group in groups)
         )
         if not believable:
+            source = "as the charter declares" if self.records else "rounds.max_records in federation.toml"
             raise RejectedError(
                 f"silo '{update.silo}' says that it holds {counts} records; whole numbers for {sorted(groups)} and "
-                f"at most their sum are allowed, up to {self.max_records} (rounds.max_records in federation.toml)"
+                f"at most their sum are allowed, up to {most} ({source})"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -42,6 +42,18 @@ class Event:
 
 
 @dataclass
+class _Owed:
+    """An answer that a silo owes."""
+
+    round: int
+    node: int  # that was asked last
+    asked: float  # when that was
+    times: int = 1  # it was asked, and has not failed since
+    away: bool = False  # it was seen to be gone since it was asked
+    delays: int | None = None  # the one later round that may wait for it
+
+
+@dataclass
 class _Progress:
     """A round under way."""
 
@@ -66,17 +78,25 @@ class _Progress:
 class FlowerEngine:
     """An engine whose silos train where their records are.
 
-    ``run`` is the run's own name, under which silos keep what belongs to it; ``journal`` hears of every event.
+    ``run`` is the run's own name, under which silos keep what belongs to it; ``records`` are the most that each silo
+    declared to hold, empty where none did and all weigh the same; ``journal`` hears of every event.
     """
 
     def __init__(
-        self, trainer: Trainer, run: str, wire: Wire, rules: RoundRules, journal: Callable[[Event], None]
+        self,
+        trainer: Trainer,
+        run: str,
+        wire: Wire,
+        rules: RoundRules,
+        records: Mapping[str, int],
+        journal: Callable[[Event], None],
     ) -> None:
         self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
         self._silos = [silo.name for silo in trainer.federation.silos]
-        self._inspection = Inspection(trainer, rules.max_records)
+        self._inspection = Inspection(trainer, rules.max_records, records)
         self._server = ReferenceEngine(trainer)  # where the server itself has something to learn
-        self._busy: dict[int, int] = {}  # silos that owe an answer, and the round that they were asked for
+        self._owed: dict[int, _Owed] = {}  # by each silo that has not answered
+        self._heard: set[tuple[int, int]] = set()  # silos and rounds: who was asked twice may answer twice
 
     def describe(self) -> str:
         """How many silos, and how long they have."""
@@ -96,6 +116,8 @@ class FlowerEngine:
     ) -> tuple[FederationState, RoundReport]:
         """One round, with the updates of those who sent a good one in time."""
         progress = _Progress(state, context, on_silo)
+        for owed in (self._owed[silo] for silo in context.participants if silo in self._owed):
+            owed.delays = owed.delays or context.round
         while not self._over(progress):
             self._ask(progress)
             if answer := self._wire.answer(TICK):
@@ -114,31 +136,49 @@ class FlowerEngine:
     def _over(self, progress: _Progress) -> bool:
         """Whether there is nobody left to wait for, or no time."""
         rules, seconds = self._rules, progress.seconds
-        waiting = [s for s in progress.awaited if s in self._busy or progress.tries.get(s, 0) < rules.attempts]
+        waiting = [s for s in progress.awaited if s in self._owed or progress.tries.get(s, 0) < rules.attempts]
         if not waiting:
             return True
         if len(progress.results) < self._minimum(progress):
             return seconds > rules.deadline * (1 + rules.extensions)
         if seconds > rules.deadline:
             return True
-        online = self._wire.online() if seconds > rules.grace else None
-        return online is not None and not any(s in self._busy or self._silos[s] in online for s in waiting)
+        owed = [self._owed[silo] for silo in waiting if silo in self._owed]
+        if any(each.round == progress.context.round for each in owed):
+            return False
+        if seconds <= rules.grace:
+            return len(owed) == len(waiting) and not any(each.delays == progress.context.round for each in owed)
+        online = self._wire.online()
+        return not any(silo not in self._owed and self._silos[silo] in online for silo in waiting)
 
     def _ask(self, progress: _Progress) -> None:
-        """Everybody who has not been asked, or has failed, and is there."""
+        """Everybody who has not been asked, or has failed, or whose answer seems to be lost, and is there."""
         context, rules = progress.context, self._rules
-        idle = [s for s in progress.awaited if s not in self._busy and progress.tries.get(s, 0) < rules.attempts]
-        online = self._wire.online() if idle else {}
+        online = self._wire.online()
+        for silo, owed in self._owed.items():
+            owed.away = owed.away or online.get(self._silos[silo]) != owed.node
         questions = []
-        for silo in (silo for silo in idle if self._silos[silo] in online):
-            name = self._silos[silo]
-            question = Question(name, online[name], context.round, self._order(progress, silo))
-            progress.tries[silo] = progress.tries.get(silo, 0) + 1
-            self._busy[silo] = context.round
-            self._journal(Event(context.round, name, "asked", bytes=question.frame.size))
-            questions.append(question)
+        for silo in progress.awaited:
+            name, tries = self._silos[silo], progress.tries.get(silo, 0)
+            if name not in online or tries >= rules.attempts or not self._is_free(silo, context.round):
+                continue
+            questions.append(Question(name, online[name], context.round, self._order(progress, silo)))
+            progress.tries[silo] = tries + 1
+            before = self._owed.get(silo)
+            times = before.times if before and before.round == context.round else 0
+            self._owed[silo] = _Owed(context.round, online[name], clock(), times + 1)
+            self._journal(Event(context.round, name, "asked", bytes=questions[-1].frame.size))
         if questions:
             self._wire.ask(questions, rules.deadline * rules.patience)
+
+    def _is_free(self, silo: int, round: int) -> bool:
+        """Whether a silo that is there owes nothing, or what it owes will hardly come.
+
+        Asked for the same round again, it sends the bytes that it sent before. To be asked for another while it may
+        still be at work would put it further behind with every round: it must have been away for that.
+        """
+        owed = self._owed.get(silo)
+        return owed is None or owed.away or (owed.round == round and clock() - owed.asked > self._rules.resend)
 
     def _order(self, progress: _Progress, silo: int) -> Frame:
         config, plan = self._trainer.config, self._trainer.method.plan
@@ -155,10 +195,13 @@ class FlowerEngine:
     def _take(self, answer: Answer, progress: _Progress) -> None:
         """Put an answer where it belongs."""
         silo, number = self._silos.index(answer.silo), progress.context.round
-        self._busy.pop(silo, None)
+        if (silo, answer.round) in self._heard:
+            return
         late = answer.round != number
         frame, reason = answer.frame, answer.problem
-        if frame is None or frame.kind not in (UPDATE, REFUSED):
+        failed = frame is None or frame.kind not in (UPDATE, REFUSED)
+        self._settle(silo, answer.round, failed)
+        if failed:
             reason = reason or str(frame.header.get("reason", "it does not say why") if frame else "")
             self._journal(Event(answer.round, answer.silo, "failed", reason, answer.seconds))
             return
@@ -168,7 +211,7 @@ class FlowerEngine:
             if not late:
                 progress.out[silo] = f"silo '{answer.silo}' refused: {reason}"
             return
-        if late and (self._rules.stragglers == "drop" or silo in progress.results or silo in progress.out):
+        if silo in progress.results or silo in progress.out or (late and self._rules.stragglers == "drop"):
             self._journal(Event(answer.round, answer.silo, "late", f"in round {number}", answer.seconds, frame.size))
             return
         try:
@@ -183,6 +226,17 @@ class FlowerEngine:
         self._journal(Event(answer.round, answer.silo, "answered", "", answer.seconds, frame.size))
         progress.on_silo(result)
 
+    def _settle(self, silo: int, round: int, failed: bool) -> None:
+        """One answer settles what a silo owes for a round; a failure does when it was asked no more than once."""
+        if not failed:
+            self._heard.add((silo, round))
+        owed = self._owed.get(silo)
+        if owed is None or owed.round != round:
+            return
+        owed.times -= 1
+        if not failed or not owed.times:
+            del self._owed[silo]
+
     def _result(self, answer: Answer, silo: int, progress: _Progress) -> Result:
         assert answer.frame is not None
         update = update_in(answer.frame, answer.silo)
@@ -192,7 +246,8 @@ class FlowerEngine:
         egress = self._inspection.passed(silo, update, due, progress.state.server.blocks, answer.frame.sha256)
         # Losses stay at the silo; how many steps it took follows from its public number of records.
         steps = local_steps(self._trainer.config, int(update.weights["all"])) if self._trainer.method.phases else 0
-        return Result(silo, update, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
+        weighed = self._inspection.weighed(update)
+        return Result(silo, weighed, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
 
     def _due(self, silo: int, round: int) -> list[str]:
         """The payloads that a silo has to send in a round."""
