@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.retry import make_simple_http_retry_invoker
 
 from fedloom.runs.files import write_atomically
 
@@ -45,10 +46,13 @@ class Door:
         return Path(self._note.read_text(encoding="utf-8")) / "superlink" if self._note.is_file() else None
 
 
-def through(kind: type[ClientT], socket: Path, component: str, timeout: float, *identity: Any) -> ClientT:
-    """One of Flower's clients, whose calls go through the socket."""
+def through(
+    kind: type[ClientT], socket: Path, component: str, timeout: float, *identity: Any, patient: bool = False
+) -> ClientT:
+    """One of Flower's clients, whose calls go through the socket; a patient one waits for a server that is away."""
     interceptors: Sequence[Any] = (RuntimeVersionHttpInterceptor(component_name=component), *identity)
-    client = kind("http://superlink", interceptors=interceptors)
+    again = make_simple_http_retry_invoker() if patient else None
+    client = kind("http://superlink", interceptors=interceptors, retry_invoker=again)
     client._client.close()
     client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=timeout)
     return client

@@ -38,7 +38,9 @@ TIMEOUT = 30.0  # seconds that a call may take
 
 def carry_out(home: ServerHome, door: Path, token: str) -> None:
     """What a token of the SuperLink stands for: one submission, whose end is written beside it."""
-    with through(RuntimeHttpClient, door, "flwr-serverapp", TIMEOUT, RuntimeTokenHttpInterceptor(token)) as client:
+    identity = RuntimeTokenHttpInterceptor(token)
+    # A SuperLink that died takes its runs along ('serve' sees to it): until then a run must not go on without silos.
+    with through(RuntimeHttpClient, door, "flwr-serverapp", TIMEOUT, identity, patient=True) as client:
         heart = HeartbeatSender(partial(_beat, client))
         heart.start()
         problem = "it was stopped"

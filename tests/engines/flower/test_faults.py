@@ -272,7 +272,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "counts that differ": (saying({"all": 40.0, "group=mnist": 39.0}), "says that it holds .* their sum"),
     "infinite records": (holding(math.inf), "says that it holds .*inf"),
     "half a record": (holding(39.5), "says that it holds .*39.5"),
-    "too many records": (holding(1e12), "says that it holds .* up to 10000000"),
+    "too many records": (holding(9_999_999.0), r"says that it holds .* up to 40 \(as the charter declares\)"),
     "a number beyond numbers": (holding(10**400), "silo 'mnist-1' sent an update that cannot be read"),
     "a round beyond numbers": (with_a_round_beyond_numbers, "silo 'mnist-1' sent an update that cannot be read"),
     "weights that are a list": (saying([1]), "silo 'mnist-1' sent an update that cannot be read"),  # type: ignore[arg-type]
@@ -290,6 +290,93 @@ def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason
     assert re.search(reason, told), told
     assert run.folder.status["state"] == "finished"
     assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1,)))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_claimed_number_of_records_cannot_take_over_the_mean(tmp_path: Path, declared: bool) -> None:
+    """Declared, it is rejected; undeclared, every silo weighs a quarter, whatever it claims."""
+    claiming, honest = (
+        replace(deployed(tmp_path / name, "rounds=1"), declared=declared) for name in ("claiming", "honest")
+    )
+    sent: dict[str, Update] = {}
+    for name in NAMES:
+        own = claiming.grid.handlers[name]
+
+        def answer(frame: Frame, own: Handler = own, name: str = name) -> Frame:
+            found = own(frame)
+            sent[name] = update_in(found, name)
+            return holding(9_999_999.0)(found) if name == BAD else found
+
+        claiming.grid.handlers[name] = answer
+    server = server_of(claiming.run().folder.path)
+    assert claiming.told("rejected") == ([(1, BAD)] if declared else [])
+    if not declared:
+        assert equal_bits(server, server_of(honest.run().folder.path))
+        for key, tensors in sent[BAD].blocks.items():
+            for name in tensors:
+                mean = sum(update.blocks[key][name].double() for update in sent.values()) / len(NAMES)
+                assert torch.equal(server[f"blocks/{key}/{name}"], mean.float())
+
+
+class LosingGrid(LocalGrid):
+    """Loses the first answer of one silo on its way."""
+
+    lost = 1
+
+    def _answer(self, number: str, message: Any) -> None:
+        super()._answer(number, message)
+        if self._nodes[message.metadata.dst_node_id] == BAD and self.lost:
+            self.lost -= 1
+            del self._replies[number]
+
+
+def test_a_lost_answer_is_asked_for_again_and_counts_once(tmp_path: Path) -> None:
+    """The silo was there all the time, and sends the bytes that it sent before."""
+    deployment, whole = deployed(tmp_path / "lost", resend=1.0), deployed(tmp_path / "whole")
+    deployment.grid = LosingGrid(deployment.grid.handlers)
+    assert equal_bits(server_of(deployment.run().folder.path), server_of(whole.run().folder.path))
+    assert deployment.told("asked").count((1, BAD)) == 2
+    assert deployment.told("answered").count((1, BAD)) == 1
+    assert deployment.told("missing") == deployment.told("failed") == []
+
+
+def test_a_silo_that_answers_twice_counts_once(tmp_path: Path) -> None:
+    """It was only slow: both questions are answered, with the same bytes."""
+    deployment, whole = deployed(tmp_path / "twice", resend=0.3), deployed(tmp_path / "whole")
+    own, slow = deployment.grid.handlers[BAD], [1.0, 0.0]
+
+    def answer(frame: Frame) -> Frame:
+        time.sleep(slow.pop(0) if slow else 0.0)
+        return own(frame)
+
+    deployment.grid.handlers[BAD] = answer
+    assert equal_bits(server_of(deployment.run().folder.path), server_of(whole.run().folder.path))
+    assert deployment.told("asked").count((1, BAD)) == 2
+    assert deployment.told("answered").count((1, BAD)) == 1
+    assert deployment.told("late") == []
+
+
+def test_a_busy_silo_delays_later_rounds_by_its_grace_once(tmp_path: Path) -> None:
+    """It is at work for the first round until the last but one is over."""
+    stuck, grace = threading.Event(), 2.0
+    deployment = deployed(tmp_path, "rounds=5", deadline=4.0, grace=grace)
+    own = deployment.grid.handlers[BAD]
+
+    def answer(frame: Frame) -> Frame:
+        stuck.wait(60)
+        return own(frame)
+
+    deployment.grid.handlers[BAD] = answer
+    try:
+        run = deployment.run()
+    finally:
+        stuck.set()
+    seconds = [row["seconds"] for row in run.metrics()]
+    assert seconds[0] >= 4.0  # its own round has its deadline
+    assert grace <= seconds[1] < 4.0
+    assert max(seconds[2:]) < grace
+    assert deployment.told("asked").count((1, BAD)) == 1
+    assert [number for number, silo in deployment.told("missing") if silo == BAD] == [1, 2, 3, 4, 5]
 
 
 def test_of_two_silos_one_that_moves_far_from_the_servers_copy_is_rejected(tmp_path: Path) -> None:

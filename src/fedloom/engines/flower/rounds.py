@@ -199,12 +199,12 @@ class FlowerEngine:
             return
         late = answer.round != number
         frame, reason = answer.frame, answer.problem
-        failed = frame is None or frame.kind not in (UPDATE, REFUSED)
-        self._settle(silo, answer.round, failed)
-        if failed:
+        if frame is None or frame.kind not in (UPDATE, REFUSED):
+            self._settle(silo, answer.round, failed=True)
             reason = reason or str(frame.header.get("reason", "it does not say why") if frame else "")
             self._journal(Event(answer.round, answer.silo, "failed", reason, answer.seconds))
             return
+        self._settle(silo, answer.round, failed=False)
         if frame.kind == REFUSED:
             reason = str(frame.header.get("reason", "it does not say why"))
             self._journal(Event(answer.round, answer.silo, "refused", reason, answer.seconds))
