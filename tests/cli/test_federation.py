@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from cryptography import x509
 
-from fedloom.deployment.homes import ServerHome, SiloHome
+from fedloom.deployment.homes import Invitation, ServerHome, SiloHome
 from fedloom.deployment.joining import Joining
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.runs.folder import RunFolder
@@ -51,6 +51,14 @@ def test_from_an_invitation_to_an_admitted_key(fedloom: Command, server: Path, t
     assert "south" in fedloom("federation", "status", server).stdout
 
 
+def test_declared_records_are_in_the_charter_and_in_every_invitation(fedloom: Command, tmp_path: Path) -> None:
+    fedloom("federation", "init", tmp_path / "x", *INIT, "--records", "north=600, south=450,west=7")
+    declared = {"north": 600, "south": 450, "west": 7}
+    assert ServerHome.open(tmp_path / "x").charter.records == declared
+    for silo in declared:
+        assert Invitation.read(tmp_path / "x" / "invitations" / f"{silo}.toml").charter.records == declared
+
+
 def test_the_authority_is_told_the_same_on_both_sides(fedloom: Command, tmp_path: Path) -> None:
     founded = fedloom("federation", "init", tmp_path / "x", *INIT).stdout
     enrolled = fedloom("federation", "enroll", tmp_path / "x/invitations/west.toml", "--out", tmp_path / "west").stdout
@@ -75,6 +83,8 @@ def test_a_certificate_is_renewed_by_the_same_authority(fedloom: Command, server
     ("arguments", "sentence"),
     [
         (("init", "x", *INIT[:4], "--shape", "1,wide"), "--shape: 'wide' must be a whole number, as in 1,28,28"),
+        (("init", "x", *INIT, "--records", "north=600,west=4"), "records declares nothing for silo 'south'"),
+        (("init", "x", *INIT, "--records", "north=600,south"), "--records: 'south' must be a whole number, as in a=600"),
         (("init", "x", "--silos", "a", "--address", "here", "--shape", "3"), "address = 'here' must be host:port"),
         (("init", "x", "--silos", "A b", *INIT[2:]), "'A b' cannot be the name of a silo or federation"),
         (("enroll", "nothing.toml"), "cannot read nothing.toml: No such file or directory"),

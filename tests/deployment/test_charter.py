@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ CHARTER = Charter(
     shape=(1, 4, 4),
     classes=("well", "ill"),
 )
+DECLARED = replace(CHARTER, records={"north": 4, "south": 3, "west": 600})
 
 
 def silo_file(path: Path, **arrays: object) -> Path:
@@ -31,8 +33,12 @@ def silo_file(path: Path, **arrays: object) -> Path:
     return path
 
 
-def test_a_charter_is_the_same_after_a_file() -> None:
-    assert Charter.of(tomllib.loads(tomli_w.dumps(CHARTER.to_mapping()))) == CHARTER
+@pytest.mark.parametrize("charter", [CHARTER, DECLARED])
+def test_a_charter_is_the_same_after_a_file(charter: Charter) -> None:
+    assert Charter.of(tomllib.loads(tomli_w.dumps(charter.to_mapping()))) == charter
+
+
+def test_groups_and_address_are_read_from_the_charter() -> None:
     assert CHARTER.groups == ("mri", "ct")  # as the silos name them
     assert (CHARTER.host, CHARTER.port, CHARTER.index("west")) == ("fed.example.org", 8443, 2)
 
@@ -47,6 +53,10 @@ def test_a_charter_is_the_same_after_a_file() -> None:
         ({"address": "fed:99999"}, "must be host:port"),
         ({"shape": [1, 0]}, r"shape = \[1, 0\] must be the size of one record"),
         ({"sillos": {}}, "unknown key 'sillos'"),
+        ({"records": {"north": 4, "west": 1}}, "records declares nothing for silo 'south'; declare all silos or none"),
+        ({"records": {"north": 4, "east": 1}}, "records: unknown silo 'east'"),
+        ({"records": {"north": 0, "south": 1, "west": 1}}, r"records\.north = 0 must be at least 1"),
+        ({"records": {"north": "many"}}, r"records\.north = 'many' must be a whole number"),
     ],
 )
 def test_mistakes_are_named(change: dict[str, object], complaint: str) -> None:
@@ -97,6 +107,13 @@ def test_a_public_set_has_the_groups_of_the_charter(tmp_path: Path) -> None:
 def test_records_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, object], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         CHARTER.at_a_silo("north", load_records(silo_file(tmp_path / "x.npz", **arrays)))
+
+
+def test_a_silo_with_more_records_than_were_declared_is_told_before_it_takes_part(tmp_path: Path) -> None:
+    own = load_records(silo_file(tmp_path / "own.npz"))
+    assert len(DECLARED.at_a_silo("north", own).silos[0]) == 4
+    with pytest.raises(DataError, match="holds 4 records, the charter declares at most 3 for silo 'south'"):
+        DECLARED.at_a_silo("south", own)
 
 
 def test_a_folder_of_images_is_a_silo(tmp_path: Path) -> None:

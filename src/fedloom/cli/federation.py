@@ -245,7 +245,7 @@ def _with_group(text: str) -> tuple[str, str]:
 
 def _with_count(text: str) -> tuple[str, int]:
     silo, _, count = text.partition("=")
-    return silo.strip(), _whole(count.strip(), "--records", "a=600,b=450")
+    return silo.strip(), _whole(count.strip() or text, "--records", "a=600,b=450")
 
 
 def _whole(text: str, option: str, example: str) -> int:

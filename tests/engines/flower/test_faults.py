@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 import fedloom.engines.flower.shelf
@@ -292,91 +294,194 @@ def test_a_bad_update_is_rejected_by_name(tmp_path: Path, damage: Damage, reason
     assert equal_bits(server_of(run.folder.path), without(deployment, tmp_path / "without", (1,)))
 
 
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_claimed_number_of_records_cannot_take_over_the_mean(tmp_path: Path, declared: bool) -> None:
-    """Declared, it is rejected; undeclared, every silo weighs a quarter, whatever it claims."""
-    claiming, honest = (
-        replace(deployed(tmp_path / name, "rounds=1"), declared=declared) for name in ("claiming", "honest")
-    )
-    sent: dict[str, Update] = {}
-    for name in NAMES:
-        own = claiming.grid.handlers[name]
+def constant(value: float, count: float, own: Handler, name: str) -> Handler:
+    """A silo all of whose tensors hold one value, and that claims so many records."""
 
-        def answer(frame: Frame, own: Handler = own, name: str = name) -> Frame:
-            found = own(frame)
-            sent[name] = update_in(found, name)
-            return holding(9_999_999.0)(found) if name == BAD else found
+    def handler(frame: Frame) -> Frame:
+        update = update_in(own(frame), name)
+        blocks = {key: {n: torch.full_like(t, value) for n, t in part.items()} for key, part in update.blocks.items()}
+        return update_frame(replace(update, blocks=blocks, weights=dict.fromkeys(update.weights, count)))
 
-        claiming.grid.handlers[name] = answer
-    server = server_of(claiming.run().folder.path)
-    assert claiming.told("rejected") == ([(1, BAD)] if declared else [])
-    if not declared:
-        assert equal_bits(server, server_of(honest.run().folder.path))
-        for key, tensors in sent[BAD].blocks.items():
-            for name in tensors:
-                mean = sum(update.blocks[key][name].double() for update in sent.values()) / len(NAMES)
-                assert torch.equal(server[f"blocks/{key}/{name}"], mean.float())
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("declared", "claim", "weights", "mean", "group_mean"),
+    [
+        (True, 9_999_999.0, "size", 3.5, 1.0),  # rejected
+        (True, 20.0, "size", 3.2, 4 / 3),  # less than declared weighs as it is claimed
+        (False, 9_999_999.0, "size", 3.0, 1.5),
+        (False, 20.0, "size", 3.0, 1.5),
+        (False, 9_999_999.0, "equal-groups", 3.75, 1.5),
+    ],
+)
+def test_a_claim_weighs_no_more_than_was_declared(
+    tmp_path: Path, declared: bool, claim: float, weights: str, mean: float, group_mean: float
+) -> None:
+    """Silos of 40 records send 1, 2 and 6, the first two of one group. Taken at its word, 9,999,999 would give 2.00."""
+    deployment = deployed(tmp_path, "method.name=fissionvae", "rounds=1", f"sharing.weights={weights}", norm_factor=0.0)
+    deployment.declared = declared
+    for name, value, count in ((NAMES[0], 1.0, 40.0), (BAD, 2.0, claim), (NAMES[2], 6.0, 40.0)):
+        deployment.grid.handlers[name] = constant(value, count, deployment.grid.handlers[name], name)
+    deployment.grid.offline.add(NAMES[3])
+    server = server_of(deployment.run().folder.path)
+    rejected = declared and claim > 40
+    assert deployment.told("rejected") == ([(1, BAD)] if rejected else [])
+    for place, expected in (("encoder@all", mean), ("decoder@group=mnist", group_mean), ("decoder@group=fashion", 6.0)):
+        tensors = [tensor for name, tensor in server.items() if place in name]
+        assert tensors
+        assert all(torch.equal(tensor, torch.full_like(tensor, expected)) for tensor in tensors)
 
 
 class LosingGrid(LocalGrid):
-    """Loses the first answer of one silo on its way."""
+    """The first answer of the troublesome silo never arrives, and ``then`` something happens to the silo."""
 
-    lost = 1
+    then: Callable[[LosingGrid], None]
+    first = ""
 
-    def _answer(self, number: str, message: Any) -> None:
-        super()._answer(number, message)
-        if self._nodes[message.metadata.dst_node_id] == BAD and self.lost:
-            self.lost -= 1
-            del self._replies[number]
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        numbers = super().push_messages(messages)
+        asked = zip(numbers, messages, strict=True)
+        own = [number for number, message in asked if self._nodes[message.metadata.dst_node_id] == BAD]
+        self.first = self.first or next(iter(own), "")
+        return numbers
+
+    def pull_messages(self, numbers: list[str]) -> list[Message]:
+        replies = super().pull_messages(numbers)
+        if not replies or numbers != [self.first]:
+            return replies
+        self.then(self)
+        return []
+
+    def get_nodes(self) -> list[Any]:
+        """Who is gone is back at the next look."""
+        gone = set(self.offline)
+        seen = super().get_nodes()
+        self.offline -= gone
+        return seen
+
+    def leave(self) -> None:
+        self.offline.add(BAD)
+
+    def move(self) -> None:
+        self._nodes = {number + 1000 * (name == BAD): name for number, name in self._nodes.items()}
+
+    def stay(self) -> None:
+        pass
 
 
-def test_a_lost_answer_is_asked_for_again_and_counts_once(tmp_path: Path) -> None:
-    """The silo was there all the time, and sends the bytes that it sent before."""
-    deployment, whole = deployed(tmp_path / "lost", resend=1.0), deployed(tmp_path / "whole")
-    deployment.grid = LosingGrid(deployment.grid.handlers)
-    assert equal_bits(server_of(deployment.run().folder.path), server_of(whole.run().folder.path))
+def later(deployment: Deployment, seconds: float) -> Callable[[], float]:
+    """A clock that goes forward when the three other silos have answered."""
+    return lambda: time.monotonic() + (seconds if len(deployment.told("answered")) >= 3 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("then", "resend"), [(LosingGrid.stay, 100.0), (LosingGrid.leave, 1e6), (LosingGrid.move, 1e6)]
+)
+def test_an_answer_that_never_arrives_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: Callable[[LosingGrid], None], resend: float
+) -> None:
+    """Because the silo is silent for long, or was gone, or is another node: it sends the same bytes."""
+    deployment = deployed(tmp_path, deadline=240.0, resend=resend)
+    deployment.grid = grid = LosingGrid(deployment.grid.handlers)
+    grid.then = then
+    monkeypatch.setattr(rounds, "clock", later(deployment, 200.0))
+    deployment.run()
+    everybody = [(number, name) for number in (1, 2) for name in NAMES]
+    assert sorted(deployment.told("asked")) == sorted([*everybody, (1, BAD)])
+    assert sorted(deployment.told("answered")) == sorted(everybody)
+    assert {event.event for event in deployment.events} == {"asked", "answered"}
+    train(deployment.config, tmp_path / "reference", deployment.federation)
+    assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
+
+
+def test_a_silent_silo_is_asked_no_more_often_than_is_ruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment, ticks, over = deployed(tmp_path, "rounds=1", resend=10.0), itertools.count(), threading.Event()
+    monkeypatch.setattr(rounds, "clock", lambda: float(next(ticks)) if len(deployment.told("answered")) == 3 else 0.0)
+    monkeypatch.setattr(rounds, "TICK", 0.01)
+    deployment.grid.handlers[BAD] = lambda _: refusal(str(over.wait(100)))
+    deployment.run()
+    over.set()
+    assert deployment.told("asked").count((1, BAD)) == PROMPT.attempts
+    assert deployment.told("missing") == [(1, BAD)]  # and the round has waited for it until its deadline
+    assert next(ticks) > PROMPT.deadline
+
+
+@pytest.mark.parametrize("arrival", [1, 2])
+def test_a_second_answer_to_the_same_question_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrival: int
+) -> None:
+    """The silo seemed to be gone while it was at work. Its second answer comes in the same round, or in the next."""
+    deployment = deployed(tmp_path, stragglers="use")
+    deployment.grid = grid = LosingGrid(deployment.grid.handlers)
+    monkeypatch.setattr(grid, "pull_messages", partial(LocalGrid.pull_messages, grid))  # nothing is lost
+    silo, other = grid.handlers[BAD], grid.handlers["mnist-0"]
+    calls, round_began, taken = itertools.count(1), threading.Event(), []
+    take = rounds.FlowerEngine._take
+
+    def taking(self: rounds.FlowerEngine, answer: Any, progress: Any) -> None:
+        take(self, answer, progress)
+        taken.append((answer.round, answer.silo))
+
+    def twice(frame: Frame) -> Frame:
+        match next(calls):
+            case 1:
+                grid.leave()
+                wait_for(lambda: deployment.told("asked").count((1, BAD)) == 2, seconds=100)
+            case 2:
+                assert round_began.wait(100)
+        return silo(frame)
+
+    def waiting(frame: Frame) -> Frame:
+        if frame.header["round"] == arrival:
+            round_began.set()
+            wait_for(lambda: taken.count((1, BAD)) == 2, seconds=100)
+        return other(frame)
+
+    monkeypatch.setattr(rounds.FlowerEngine, "_take", taking)
+    grid.handlers.update({BAD: twice, "mnist-0": waiting})
+    deployment.run()
     assert deployment.told("asked").count((1, BAD)) == 2
-    assert deployment.told("answered").count((1, BAD)) == 1
-    assert deployment.told("missing") == deployment.told("failed") == []
+    assert sorted(deployment.told("answered")) == sorted((number, name) for number in (1, 2) for name in NAMES)
+    assert {event.event for event in deployment.events} == {"asked", "answered"}
+    train(deployment.config, tmp_path / "reference", deployment.federation)
+    assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
 
 
-def test_a_silo_that_answers_twice_counts_once(tmp_path: Path) -> None:
-    """It was only slow: both questions are answered, with the same bytes."""
-    deployment, whole = deployed(tmp_path / "twice", resend=0.3), deployed(tmp_path / "whole")
-    own, slow = deployment.grid.handlers[BAD], [1.0, 0.0]
+def test_a_busy_silo_delays_one_later_round_by_its_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is at work for round 1 until round 4. Time passes by a second a look, once the three others have answered."""
+    deployment = deployed(tmp_path, "rounds=4", deadline=30.0, grace=10.0)
+    silo, other, at_last = deployment.grid.handlers[BAD], deployment.grid.handlers["mnist-0"], threading.Event()
+    began, now = {}, [0.0]
 
-    def answer(frame: Frame) -> Frame:
-        time.sleep(slow.pop(0) if slow else 0.0)
-        return own(frame)
+    def clock() -> float:
+        others = [name for _, name in deployment.told("asked") if name != BAD]
+        now[0] += len(others) == len([name for _, name in deployment.told("answered") if name != BAD])
+        return now[0]
 
-    deployment.grid.handlers[BAD] = answer
-    assert equal_bits(server_of(deployment.run().folder.path), server_of(whole.run().folder.path))
-    assert deployment.told("asked").count((1, BAD)) == 2
-    assert deployment.told("answered").count((1, BAD)) == 1
-    assert deployment.told("late") == []
+    def stuck(frame: Frame) -> Frame:
+        assert at_last.wait(100)
+        return silo(frame)
 
+    def prompt(frame: Frame) -> Frame:
+        began[frame.header["round"]] = now[0]
+        if frame.header["round"] == 4:
+            at_last.set()
+            wait_for(lambda: (4, BAD) in deployment.told("answered"), seconds=100)
+        return other(frame)
 
-def test_a_busy_silo_delays_later_rounds_by_its_grace_once(tmp_path: Path) -> None:
-    """It is at work for the first round until the last but one is over."""
-    stuck, grace = threading.Event(), 2.0
-    deployment = deployed(tmp_path, "rounds=5", deadline=4.0, grace=grace)
-    own = deployment.grid.handlers[BAD]
-
-    def answer(frame: Frame) -> Frame:
-        stuck.wait(60)
-        return own(frame)
-
-    deployment.grid.handlers[BAD] = answer
-    try:
-        run = deployment.run()
-    finally:
-        stuck.set()
-    seconds = [row["seconds"] for row in run.metrics()]
-    assert seconds[0] >= 4.0  # its own round has its deadline
-    assert grace <= seconds[1] < 4.0
-    assert max(seconds[2:]) < grace
-    assert deployment.told("asked").count((1, BAD)) == 1
-    assert [number for number, silo in deployment.told("missing") if silo == BAD] == [1, 2, 3, 4, 5]
+    monkeypatch.setattr(rounds, "clock", clock)
+    monkeypatch.setattr(rounds, "TICK", 0.01)
+    deployment.grid.handlers.update({BAD: stuck, "mnist-0": prompt})
+    run = deployment.run()
+    assert [row["participants"] for row in run.metrics()] == [[0, 2, 3]] * 3 + [[0, 1, 2, 3]]
+    own = [(event.round, event.event) for event in deployment.events if event.silo == BAD]
+    missed = [(number, "missing") for number in (1, 2, 3)]
+    assert own == [(1, "asked"), *missed, (1, "late"), (4, "asked"), (4, "answered")]
+    first, second, third = (began[number + 1] - began[number] for number in (1, 2, 3))
+    assert 30 < first < 40
+    assert 10 < second < 20
+    assert third < 10
 
 
 def test_of_two_silos_one_that_moves_far_from_the_servers_copy_is_rejected(tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ class Inspection:
 
     trainer: Trainer
     max_records: int  # that a silo is believed to hold where nothing was declared
-    records: Mapping[str, int] = field(
-        default_factory=dict
-    )  # at most so many, as each silo declared; empty: nobody did
+    records: Mapping[str, int] = field(default_factory=dict)  # the most that each silo declared; empty: nobody did
 
     @property
     def method(self) -> Method:

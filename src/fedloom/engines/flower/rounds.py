@@ -48,7 +48,7 @@ class _Owed:
     round: int
     node: int  # that was asked last
     asked: float  # when that was
-    times: int = 1  # it was asked, and has not failed since
+    times: int  # that it was asked, without those that failed
     away: bool = False  # it was seen to be gone since it was asked
     delays: int | None = None  # the one later round that may wait for it
 
@@ -226,16 +226,15 @@ class FlowerEngine:
         self._journal(Event(answer.round, answer.silo, "answered", "", answer.seconds, frame.size))
         progress.on_silo(result)
 
-    def _settle(self, silo: int, round: int, failed: bool) -> None:
-        """One answer settles what a silo owes for a round; a failure does when it was asked no more than once."""
+    def _settle(self, silo: int, round: int, *, failed: bool) -> None:
+        """The first answer settles what a silo owes for a round, however often it was asked; else the last failure."""
         if not failed:
             self._heard.add((silo, round))
         owed = self._owed.get(silo)
-        if owed is None or owed.round != round:
-            return
-        owed.times -= 1
-        if not failed or not owed.times:
-            del self._owed[silo]
+        if owed is not None and owed.round == round:
+            owed.times -= 1
+            if not failed or not owed.times:
+                del self._owed[silo]
 
     def _result(self, answer: Answer, silo: int, progress: _Progress) -> Result:
         assert answer.frame is not None

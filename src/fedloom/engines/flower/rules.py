@@ -18,9 +18,7 @@ class RoundRules:
     minimum: int = field(default=1, metadata=at_least(1))  # updates, or as many as were drawn if those are fewer
     extensions: int = field(default=3, metadata=at_least(0))  # further deadlines that a round waits for its minimum
     attempts: int = field(default=3, metadata=at_least(1))  # how often a silo that fails, or is silent, is asked
-    resend: float = field(
-        default=600.0, metadata=above(0)
-    )  # of silence after which a silo that is there is asked again
+    resend: float = field(default=600.0, metadata=above(0))  # after which a silo that is there, but silent, is asked
     # What becomes of an update that comes after its round: nothing, or it counts in the round under way, for which its
     # silo is then not asked, or may not even be drawn.
     stragglers: Literal["drop", "use"] = "drop"
