@@ -84,7 +84,10 @@ def test_a_certificate_is_renewed_by_the_same_authority(fedloom: Command, server
     [
         (("init", "x", *INIT[:4], "--shape", "1,wide"), "--shape: 'wide' must be a whole number, as in 1,28,28"),
         (("init", "x", *INIT, "--records", "north=600,west=4"), "records declares nothing for silo 'south'"),
-        (("init", "x", *INIT, "--records", "north=600,south"), "--records: 'south' must be a whole number, as in a=600"),
+        (
+            ("init", "x", *INIT, "--records", "north=600,south"),
+            "--records: 'south' must be a whole number, as in a=600",
+        ),
         (("init", "x", "--silos", "a", "--address", "here", "--shape", "3"), "address = 'here' must be host:port"),
         (("init", "x", "--silos", "A b", *INIT[2:]), "'A b' cannot be the name of a silo or federation"),
         (("enroll", "nothing.toml"), "cannot read nothing.toml: No such file or directory"),

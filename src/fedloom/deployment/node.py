@@ -174,10 +174,12 @@ def reply_to(connection: Connection, envelope: Message, tree: ObjectTree, worker
         try:
             message = connection.content(envelope, tree)
             return answered(ask_worker(worker, frame_of(message)), message)
-        except FedloomError as error:
-            if isinstance(error, LostError):
-                raise
-            code, reason = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)
+        except (LostError, httpx.HTTPError):
+            raise
+        except Exception as error:  # whatever a server sends, it gets an answer, and the next task is looked for
+            unforeseen = f"the task cannot be read ({type(error).__name__})"
+            reason = str(error) if isinstance(error, FedloomError) else unforeseen
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             log.warning("no answer: %s", reason)
     return Message(Error(code=code, reason=reason), reply_to=envelope)
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.config import Config
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation, Records, Silo
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
@@ -54,6 +56,24 @@ def test_the_server_learns_what_the_reference_engine_learns(tmp_path: Path, over
     steps = [[row["steps"] for row in rows(tmp_path / place, "metrics.jsonl")] for place in ("server", "reference")]
     assert steps[0] == steps[1]
     assert rows(tmp_path / "server", "egress.jsonl") == rows(tmp_path / "reference", "egress.jsonl")
+
+
+@pytest.mark.parametrize("method", ["moments", "refined_moments"])
+def test_sums_are_of_as_many_records_as_silos_say_where_none_were_declared(tmp_path: Path, method: str) -> None:
+    """Nothing is averaged, so the numbers weigh nobody: they are how many records the sums in the payloads are of."""
+    generator = torch.Generator().manual_seed(7)
+
+    def records(count: int) -> Records:
+        x, y = torch.rand(count, 4, generator=generator), torch.arange(count) % 2
+        return Records(x, y, torch.zeros(count, dtype=torch.int64))
+
+    silos = tuple(Silo(f"silo-{count}", records(count)) for count in (20, 30, 60))
+    federation = Federation("vectors", silos, records(10), ("all",), ("a", "b"))
+    config = tiny_config("engine.name=reference", f"method.name={method}", "rounds=3")
+    train(config, tmp_path / "reference", federation)
+    Deployment(tmp_path, config, federation, declared=False).run()
+    ours, theirs = load_checkpoint(tmp_path / "server"), load_checkpoint(tmp_path / "reference")
+    assert equal_bits(ours.server, theirs.server)
 
 
 def test_a_group_decoder_is_sent_to_its_group_alone(tmp_path: Path) -> None:
