@@ -33,6 +33,7 @@ print(json.dumps({
     "records": tried(lambda: data.read_text()),
     "elsewhere": tried(lambda: (home.parent / "elsewhere").write_text("x") and None),
     "network": tried(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[3])), 2).close()),
+    "capabilities": int(pathlib.Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16),
     "processes": len([name for name in os.listdir("/proc") if name.isdigit()]) < 5,
 }))
 """
@@ -67,6 +68,7 @@ def test_a_worker_writes_its_ledger_and_can_do_nothing_else(home: Path, tmp_path
             "records": "records",
             "elsewhere": "OSError",
             "network": "ConnectionRefusedError",
+            "capabilities": 0,
             "processes": True,
         }
     assert (home / "policy.toml").read_text() == "agrees to nothing"
