@@ -448,6 +448,22 @@ def test_a_second_answer_to_the_same_question_changes_nothing(
     assert equal_bits(server_of(tmp_path / "server"), server_of(tmp_path / "reference"))
 
 
+def test_a_silo_that_answers_twice_counts_once(tmp_path: Path) -> None:
+    """It was only slow, and was asked again: its second answer is used in no later round, and noted nowhere."""
+    deployment, whole = deployed(tmp_path / "twice", resend=0.3, stragglers="use"), deployed(tmp_path / "whole")
+    own, slow = deployment.grid.handlers[BAD], [1.0, 0.0]
+
+    def answer(frame: Frame) -> Frame:
+        time.sleep(slow.pop(0) if slow else 0.0)
+        return own(frame)
+
+    deployment.grid.handlers[BAD] = answer
+    assert equal_bits(server_of(deployment.run().folder.path), server_of(whole.run().folder.path))
+    assert deployment.told("asked").count((1, BAD)) == 2
+    assert deployment.told("answered").count((1, BAD)) == 1
+    assert deployment.told("late") == []
+
+
 def test_a_busy_silo_delays_one_later_round_by_its_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is at work for round 1 until round 4. Time passes by a second a look, once the three others have answered."""
     deployment = deployed(tmp_path, "rounds=4", deadline=30.0, grace=10.0)
