@@ -451,7 +451,7 @@ def test_a_second_answer_to_the_same_question_changes_nothing(
 def test_a_silo_that_answers_twice_counts_once(tmp_path: Path) -> None:
     """It was only slow, and was asked again: its second answer is used in no later round, and noted nowhere."""
     deployment, whole = deployed(tmp_path / "twice", resend=0.3, stragglers="use"), deployed(tmp_path / "whole")
-    own, slow = deployment.grid.handlers[BAD], [1.0, 0.0]
+    own, slow = deployment.grid.handlers[BAD], [3.0, 0.0]
 
     def answer(frame: Frame) -> Frame:
         time.sleep(slow.pop(0) if slow else 0.0)
