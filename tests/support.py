@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.config import Config, load_config
 from fedloom.federation.records import Federation, Records, Silo
+from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.runs.checkpoint import checkpoint_rounds, load_checkpoint
 from fedloom.runs.folder import RunFolder
 
@@ -45,6 +46,18 @@ def federation_of(*groups_of_records: Sequence[int], width: int = 6) -> Federati
         )
     names = tuple("abcdef"[: 1 + max(max(groups) for groups in groups_of_records)])
     return Federation("tiny", tuple(silos), silos[0].train, names)
+
+
+def written_out(values: Tensor, parameters: Mapping[str, Tensor]) -> Callable[[], dict[str, Form]]:
+    """Every example's gradient from losses that share one graph; right where all of them are finite."""
+
+    def forms() -> dict[str, Form]:
+        rows = torch.autograd.grad(
+            values, list(parameters.values()), torch.eye(len(values), dtype=values.dtype), is_grads_batched=True
+        )
+        return {name: Whole(row) for name, row in zip(parameters, rows, strict=True)}
+
+    return forms
 
 
 def names_in(folder: Path) -> list[str]:

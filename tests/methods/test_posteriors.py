@@ -19,7 +19,7 @@ from fedloom.federation.records import Federation, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.noise import Moment
 from fedloom.privacy.summary import summarise
-from support import federation_of, tiny_config
+from support import federation_of, tiny_config, written_out
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5", "privacy.accountant=rdp")
 LINEAR = ("model.posterior=closed-form", "model.hidden=[]", "model.likelihood=gaussian", "model.variance=0.1")
@@ -68,7 +68,7 @@ def sum_in_the_second_step(federation: Federation, *overrides: str) -> dict[str,
     assert task.mechanism is not None
     decoder = {name: p for name, p in parameters_of(phase, model).items() if name.startswith("decoder.")}
     bound = torch.tensor(0.1)
-    mean = task.mechanism.clipped_sum(values, batch.mask, decoder, bound).gradients
+    mean = task.mechanism.clipped_sum(values, batch.mask, decoder, bound, written_out(values, decoder)).gradients
     return {name: task.mechanism.expected * gradient for name, gradient in mean.items()}
 
 
@@ -113,7 +113,8 @@ def test_a_closed_form_moves_it_by_at_most_the_bound() -> None:
         records = federation.silos[0].train
         batch = batch_of(records, torch.arange(len(records)))
         values = phase.objective(model, batch, {}, {}, RoundContext(1, 1, ())).total
-        mean = mechanism.clipped_sum(values, batch.mask, parameters, torch.tensor(0.1)).gradients
+        forms = written_out(values, parameters)
+        mean = mechanism.clipped_sum(values, batch.mask, parameters, torch.tensor(0.1), forms).gradients
         return {name: mechanism.expected * gradient for name, gradient in mean.items()}
 
     whole, less = clipped(FEDERATION), clipped(without_record(FEDERATION, 3))

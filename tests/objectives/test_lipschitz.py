@@ -12,10 +12,9 @@ from fedloom.models.likelihoods import Gaussian
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.elbo import Elbo
+from fedloom.objectives.lending import Lending, columns_of
 from fedloom.objectives.lipschitz import AlignPenalty, JacobianPenalty, WithPenalty, stretches
-from fedloom.privacy.gradient_forms import Whole
 from fedloom.privacy.lipschitz import bounded_decoder
-from fedloom.privacy.per_example import whole_gradients
 from fedloom.privacy.separation import require_separate_examples
 
 ROUND = RoundContext(1, 1, (0,))
@@ -115,15 +114,14 @@ def test_the_gradient_of_each_example_is_what_it_is_alone(bounded: bool) -> None
     if bounded:
         vae.decoder = bounded_decoder(vae.decoder, 0.01)
     noise, parameters = noise_for(objective), dict(vae.named_parameters())
-    together = whole_gradients(objective(vae, data, noise, {}, ROUND).total, parameters)
+    weights = {name: parameter.detach() for name, parameter in parameters.items()}
+    together = Lending(vae, objective).gradients(weights, {}, columns_of(data), noise, {}, ROUND)
     for row in range(4):
         one = Batch(*(column[row : row + 1] for column in (data.x, data.y, data.group, data.mask)))
         value = objective(vae, one, {name: n[row : row + 1] for name, n in noise.items()}, {}, ROUND).total
         alone = torch.autograd.grad(value.sum(), list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
-            form = together[name]
-            assert isinstance(form, Whole)
-            torch.testing.assert_close(form.gradient[row], gradient, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(together[name][row], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_under_dp_sgd_the_papers_penalty_is_refused_and_ours_is_not() -> None:

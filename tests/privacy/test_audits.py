@@ -28,6 +28,7 @@ from fedloom.privacy.clipping import Fixed
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.streams import Streams
+from support import written_out
 
 
 def test_guessing_everything_right_bounds_epsilon_in_closed_form() -> None:
@@ -72,7 +73,8 @@ def trained_with_canaries(noise: float, count: int = 1000) -> tuple[Tensor, Tens
     coins = canary_coins(streams, count)
     w = nn.Parameter(torch.zeros(count))
     dp = DPSGD(noise, rate=1.0, expected=1.0, clipping=Fixed(1.0))
-    total = dp.clipped_sum(5.0 * w, coins.float(), {"w": w}, dp.clipping.start())
+    values = 5.0 * w
+    total = dp.clipped_sum(values, coins.float(), {"w": w}, dp.clipping.start(), written_out(values, {"w": w}))
     gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(streams), Moment(0, 1, 0)))
     return gradients["w"], coins
 

@@ -1,24 +1,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedloom.errors import ConfigError, FedloomError
+from fedloom.errors import ConfigError
+from fedloom.objectives.lending import lone_gradients
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
 from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile, clip_factors
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
+from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.lipschitz import bound_spectrally
 from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
-from fedloom.privacy.per_example import Watch
+from fedloom.privacy.per_example import Watch, watched_gradients
 from fedloom.privacy.sampling import passes, poisson_sample
 from fedloom.privacy.trust import Distributed, Local
 from fedloom.streams import Streams
+from support import written_out
 
 NOW = Moment(0, 1, 0)
 KINDS = ("mlp", "conv", "up", "certified")
@@ -35,8 +41,16 @@ def network(seed: int, kind: str) -> nn.Module:
     return kinds[kind]()
 
 
-def losses(model: nn.Module, x: Tensor) -> Tensor:
+def losses(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return (model(x) - 1.0).square().flatten(1).sum(1)
+
+
+def lone_forms(model: nn.Module, x: Tensor) -> dict[str, Form]:
+    def values(weights: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        return losses(lambda x: functional_call(model, dict(weights), (x,)), rows)
+
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: Whole(rows) for name, rows in lone_gradients(values, weights, x).items()}
 
 
 def sum_of(
@@ -53,7 +67,8 @@ def sum_of(
         values = losses(model, x)
     mask = torch.ones(len(x)) if mask is None else mask
     start = mechanism.clipping.start() if bound is None else torch.tensor(bound)
-    return mechanism.clipped_sum(values, mask, parameters, start, watch=watch if fast else None)
+    forms = partial(watched_gradients, values, watch) if fast else partial(lone_forms, model, x)
+    return mechanism.clipped_sum(values, mask, parameters, start, forms)
 
 
 def distance(one: ClippedSum, other: ClippedSum) -> float:
@@ -79,7 +94,7 @@ def test_one_record_moves_the_sum_by_at_most_the_bound(
     """Every record of six in turn, one of them an outlier whose gradient may even overflow."""
     model, dp = network(seed, kind), mechanism(bound)
     x = torch.randn(6, 8)
-    x[outlier] *= scale if fast else min(scale, 1e12)  # the exact path refuses what is not a number
+    x[outlier] *= scale
     whole = sum_of(dp, model, x, fast=fast)
     for record in range(6):
         without = torch.ones(6)
@@ -101,7 +116,11 @@ def test_factors_that_cancel_are_clipped_as_they_are_summed(into: int, out: int)
         with Watch(model, ["0.weight"]) as watch:
             values = model(x) @ left[:, 0]
         clipped = mechanism().clipped_sum(
-            values, record, dict(model.named_parameters()), torch.tensor(1.0), watch=watch
+            values,
+            record,
+            dict(model.named_parameters()),
+            torch.tensor(1.0),
+            partial(watched_gradients, values, watch),
         )
         assert clipped.gradients["0.weight"].norm() <= 1 + 1e-5
         assert not clipped.gradients["0.weight"].requires_grad
@@ -155,7 +174,8 @@ def released(dp: DPSGD, steps: int) -> Tensor:
     w = nn.Parameter(torch.zeros(1))
     found = []
     for step in range(steps):
-        total = dp.clipped_sum(5.0 * w.expand(1), torch.ones(1), {"w": w}, dp.clipping.start())
+        values = 5.0 * w.expand(1)
+        total = dp.clipped_sum(values, torch.ones(1), {"w": w}, dp.clipping.start(), written_out(values, {"w": w}))
         gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(Streams(3)), Moment(0, 0, step)))
         found.append(gradients["w"])
     return torch.cat(found)
@@ -177,7 +197,9 @@ def test_half_the_noise_is_found_out() -> None:
 
 def test_a_parameter_may_be_a_single_number() -> None:
     w = nn.Parameter(torch.tensor(2.0))
-    total = mechanism(3.0).clipped_sum(torch.arange(1.0, 6) * w, torch.ones(5), {"w": w}, torch.tensor(3.0))
+    values = torch.arange(1.0, 6) * w
+    forms = written_out(values, {"w": w})
+    total = mechanism(3.0).clipped_sum(values, torch.ones(5), {"w": w}, torch.tensor(3.0), forms)
     assert total.gradients["w"].item() == pytest.approx(1 + 2 + 3 + 3 + 3)
 
 
@@ -223,8 +245,7 @@ def test_a_record_whose_gradient_is_not_finite_counts_for_nothing() -> None:
     broken = x.clone()
     broken[1] = torch.inf
     assert distance(sum_of(dp, model, broken), sum_of(dp, model, x[[0, 2, 3]])) < 1e-6
-    with pytest.raises(FedloomError, match="a gradient is not a number"):
-        sum_of(dp, model, broken, fast=False)
+    assert distance(sum_of(dp, model, broken, fast=False), sum_of(dp, model, x[[0, 2, 3]])) < 1e-6
 
 
 # Clip bounds
@@ -241,7 +262,8 @@ def test_the_bound_follows_the_quantile_and_its_counts_are_paid_for() -> None:
     )
     w, bound, streams = nn.Parameter(torch.zeros(1)), clipping.start(), StreamNoise(Streams(1))
     for step in range(150):
-        total = dp.clipped_sum(torch.arange(1.0, 101) * w, torch.ones(100), {"w": w}, bound)
+        values = torch.arange(1.0, 101) * w
+        total = dp.clipped_sum(values, torch.ones(100), {"w": w}, bound, written_out(values, {"w": w}))
         clipped = [min(n, float(bound)) for n in range(1, 101)]
         assert float(total.gradients["w"]) == pytest.approx(sum(clipped) / 100, rel=1e-5)
         _, bound = dp.release(total, dp.draw({"w": w}, streams, Moment(0, 0, step)))
@@ -262,7 +284,9 @@ def test_the_median_of_private_norms_bounds_nothing() -> None:
     w, dp = nn.Parameter(torch.zeros(1)), mechanism(clipping=Median())
 
     def total(*norms: float) -> ClippedSum:
-        return dp.clipped_sum(torch.tensor(norms) * w, torch.ones(len(norms)), {"w": w}, dp.clipping.start())
+        values, weights = torch.tensor(norms) * w, {"w": w}
+        ones = torch.ones(len(norms))
+        return dp.clipped_sum(values, ones, weights, dp.clipping.start(), written_out(values, weights))
 
     assert total(1, 2, 9).bound == 2
     assert float(total(1, 2, 2, 2, 9, 9, 9).gradients["w"] - total(1, 2, 2, 2, 9, 9).gradients["w"]) == 2
@@ -289,7 +313,7 @@ def train(dp: DPSGD, x: Tensor, mask: Tensor, steps: int) -> ClippedSum:
     path = torch.Generator().manual_seed(1)
     for step in range(steps + 1):
         values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
-        total = dp.clipped_sum(values, mask, parameters, dp.clipping.start())
+        total = dp.clipped_sum(values, mask, parameters, dp.clipping.start(), written_out(values, parameters))
         if step == steps:
             return total
         with torch.no_grad():
@@ -331,13 +355,17 @@ def test_open_blocks_get_their_plain_gradient() -> None:
     values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
     plain = torch.autograd.grad(values[:4].sum(), parameters["encoder.weight"], retain_graph=True)[0]
     total = mechanism(blocks=("decoder",)).clipped_sum(
-        values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0)
+        values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0), written_out(values, parameters)
     )
     torch.testing.assert_close(total.gradients["encoder.weight"], plain)
     with Watch(model, list(parameters)) as watch:
         values = (model["decoder"](model["encoder"](x)) - x).square().sum(1)
     fast = mechanism(blocks=("decoder",)).clipped_sum(
-        values, torch.tensor([1.0, 1, 1, 1, 0]), parameters, torch.tensor(1.0), watch=watch
+        values,
+        torch.tensor([1.0, 1, 1, 1, 0]),
+        parameters,
+        torch.tensor(1.0),
+        partial(watched_gradients, values, watch),
     )
     assert distance(fast, total) < 1e-5
     noise = mechanism(blocks=("decoder",)).draw(parameters, StreamNoise(Streams(0)), NOW)
@@ -350,13 +378,9 @@ def test_a_subject_moves_the_sum_by_at_most_the_bound_however_many_records_it_ha
     dp = mechanism(unit="subject", clipping=Quantile())  # which counts, too
 
     def total(rows: Tensor, mask: Tensor) -> ClippedSum:
-        return dp.clipped_sum(
-            losses(model, x[rows]),
-            mask,
-            dict(model.named_parameters()),
-            torch.tensor(1.0),
-            subject=compact(subject[rows]),
-        )
+        values, weights = losses(model, x[rows]), dict(model.named_parameters())
+        whose = compact(subject[rows])
+        return dp.clipped_sum(values, mask, weights, torch.tensor(1.0), written_out(values, weights), subject=whose)
 
     everyone = total(torch.arange(8), torch.ones(8))
     assert distance(everyone, total(torch.arange(3, 8), torch.ones(5))) <= 1 + 1e-5
@@ -365,7 +389,7 @@ def test_a_subject_moves_the_sum_by_at_most_the_bound_however_many_records_it_ha
     assert distance(padded, total(torch.tensor([3, 4]), torch.ones(2))) == 0
     assert padded.below.abs() == 0.5
     with pytest.raises(ConfigError, match="unit is 'subject', but the records do not say whose they are"):
-        dp.clipped_sum(losses(model, x), torch.ones(8), dict(model.named_parameters()), torch.tensor(1.0))
+        sum_of(dp, model, x)
 
 
 def test_the_guarantee_says_whom_to_trust() -> None:
@@ -388,7 +412,8 @@ def test_a_private_run_spends_what_its_events_say() -> None:
             moment = Moment(0, round, step)
             chosen = poisson_sample(streams, 200, dp.rate, moment)
             values = 0.5 * (x[chosen] - w).square().sum(1)
-            total = dp.clipped_sum(values, torch.ones(len(chosen)), {"w": w}, dp.clipping.start())
+            ones, forms = torch.ones(len(chosen)), written_out(values, {"w": w})
+            total = dp.clipped_sum(values, ones, {"w": w}, dp.clipping.start(), forms)
             gradients, _ = dp.release(total, dp.draw({"w": w}, streams, moment))
             with torch.no_grad():
                 w -= 0.1 * gradients["w"]
@@ -400,7 +425,7 @@ def test_a_private_run_spends_what_its_events_say() -> None:
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [
-        (lambda: mechanism(0.0), "the clip bound is 0.0; it must be greater than 0"),
+        (lambda: mechanism(0.0), r"the clip bound is 0; it must lie between 1e-06 and 1e\+06"),
         (lambda: Quantile(target=1.5), "the clip quantile is 1.5; it must lie between 0 and 1"),
         (lambda: Quantile(share=0.0), "share of the budget is 0.0"),
         (lambda: mechanism(rate=0.0), "rate is 0.0"),

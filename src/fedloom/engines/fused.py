@@ -279,8 +279,6 @@ class FusedEngine:
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):
             runner.run(window)
-        for position, why in program.faults().items():
-            runs[members[position].run].error = FedloomError(why)
         places: dict[int, list[Place]] = {}
         for position, (member, steps) in enumerate(zip(members, schedule.steps, strict=True)):
             if runs[member.run].error is None:

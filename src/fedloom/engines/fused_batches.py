@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Kind, Member, Stack
-from fedloom.federation.records import Batch, Records, as_float
+from fedloom.federation.records import Records, as_float
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
@@ -161,21 +161,9 @@ def numbers_per_step(kind: Kind) -> int:
 
 
 def gathered(records: Records, index: Tensor, mask: Tensor) -> Tensors:
-    """The columns of a batch for each silo, by name, as models see them; :func:`batch_of_columns` is the inverse."""
+    """The columns of a batch for each silo, by name, as models see them."""
     rows = {
         name: column.index_select(0, index.flatten()).reshape(*index.shape, *column.shape[1:])
         for name, column in records.columns().items()
     }
     return {**rows, "x": as_float(rows["x"]), "mask": mask}
-
-
-def batch_of_columns(columns: Tensors) -> Batch:
-    """One silo's batch."""
-    return Batch(
-        x=columns["x"],
-        y=columns["y"],
-        group=columns["group"],
-        mask=columns["mask"],
-        subject=columns.get("subject"),
-        attributes=columns.get("attributes"),
-    )

@@ -26,7 +26,14 @@ from fedloom.engines.fused_poisson import (
 )
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Precision, batched_losses, matrix_precision, quickened, tapped_losses
+from fedloom.engines.fused_step import (
+    Precision,
+    batched_losses,
+    matrix_precision,
+    quickened,
+    tapped_losses,
+    written_out,
+)
 from fedloom.engines.fused_support import Trial
 from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.training import BOUND, parameters_of
@@ -36,7 +43,7 @@ from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.mechanism import NoPrivacy
-from fedloom.privacy.per_example import NOT_A_NUMBER, Watch
+from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
 
 
@@ -84,15 +91,14 @@ class ClippedPhase:
         tapped = tapped_losses(stack.model, phase, context, precision, trained)
         self._tapped_losses = quickened(tapped) if compiled else tapped
         self._losses = batched_losses(stack.model, phase, context, precision)
+        self._written_out = written_out(stack.model, phase, context, precision)
         clip = vmap(self._clip)
         self._clipped = quickened(clip) if compiled else clip
 
     def __call__(
         self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, example: Tensor
-    ) -> tuple[ClippedSum, Tensor, Tensor | None]:
-        """The clipped sums of one pass in which an ``example`` counts so much, the sum of each term (terms, silos), and
-        where no bound holds.
-        """
+    ) -> tuple[ClippedSum, Tensor]:
+        """The clipped sums of one pass, an ``example`` counting so much, and the sum of each term (terms, silos)."""
         mask, columns = batch["mask"], gathered(self._stack.table.records, batch["index"], batch["mask"])
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
@@ -104,18 +110,17 @@ class ClippedPhase:
             plain = self._plain(losses, mask, leaves, example)
             gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
             parts: Any = (inputs, list(gradients), {name: weights[name].detach() for name in self._probe.watch.needed})
-            boundless = None
         else:
-            leaves = {name: weights[name].detach().requires_grad_() for name in self._trained}
+            leaves = {name: weights[name].detach().requires_grad_() for name in self._open}
             losses, terms = self._losses({**weights, **leaves}, columns, own, received)
-            plain = self._plain(losses, mask, {name: leaves[name] for name in self._open}, example)
-            parts = self._written_out(losses, {name: leaves[name] for name in self._private})
-            boundless = torch.stack([rows.isnan().flatten(1).any(dim=1) for rows in parts.values()]).any(dim=0)
+            plain = self._plain(losses, mask, leaves, example)
+            lent = {name: tensor.detach() for name, tensor in weights.items()}
+            parts = self._written_out({n: lent.pop(n) for n in self._private}, lent, columns, own, received)
         with matrix_precision("float32"):
             sums, below, bounds = self._clipped(parts, mask, bound, example, subject)
         unreached = {n: torch.zeros_like(weights[n]) for n in self._private if n not in sums}
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
-        return ClippedSum({**sums, **unreached, **plain}, below, bounds), (values * mask).sum(dim=-1), boundless
+        return ClippedSum({**sums, **unreached, **plain}, below, bounds), (values * mask).sum(dim=-1)
 
     def _clip(
         self, parts: Any, mask: Tensor, bound: Tensor, example: Tensor, subject: Tensors
@@ -140,16 +145,6 @@ class ClippedPhase:
             (losses * shares).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
         )
         return dict(zip(leaves, found, strict=True))
-
-    @staticmethod
-    def _written_out(losses: Tensor, leaves: Tensors) -> Tensors:
-        """The gradient of every single loss, (silos, rows, *shape); no silo's losses reach another's weights."""
-        silos, rows = losses.shape
-        each = torch.eye(rows, device=losses.device).unsqueeze(1).expand(rows, silos, rows)
-        found = torch.autograd.grad(
-            losses, list(leaves.values()), each, is_grads_batched=True, allow_unused=True, materialize_grads=True
-        )
-        return {name: gradient.movedim(0, 1) for name, gradient in zip(leaves, found, strict=True)}
 
 
 class PrivateProgram(StackProgram):
@@ -209,7 +204,6 @@ class PrivateProgram(StackProgram):
             self._noise[number] = divided(self._flat[number], shapes)
         self._bounds = {number: torch.zeros(size, device=self._device) for number in self._clipped}
         self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
-        self._boundless = torch.zeros(size, dtype=torch.bool, device=self._device)
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
         self._source: HostNoise | DeviceNoise = HostNoise((), 0, ())
 
@@ -231,7 +225,6 @@ class PrivateProgram(StackProgram):
             name = BOUND + self._phases[number].name
             found = zip(kept, mechanisms, strict=True)
             bounds[:silos] = torch.stack([own.get(name, mechanism.clipping.start()) for own, mechanism in found])
-        self._boundless.zero_()
         if self._host_noise:
             self._source = HostNoise(members, self._round, list(self._flat.values()))
         else:
@@ -272,15 +265,12 @@ class PrivateProgram(StackProgram):
         bound = self._bounds[number][:silos]
         scales = self._scales[:, :silos]
         found = [self._clipped[number](weights, each, received, bound, scales[0]) for each in passes]
-        total = total_of([sums for sums, _, _ in found])
+        total = total_of([sums for sums, _ in found])
         secret = {name: tensor[:silos] for name, tensor in self._noise[number].items()}
         gradients, following = self._release(total, secret, Scale(*scales.unbind()))
         bound.copy_(following)
-        for _, _, boundless in found:
-            if boundless is not None:
-                self._boundless[:silos] |= boundless
         rows = reduce(torch.add, (each["mask"].sum(dim=1) for each in passes))
-        means = reduce(torch.add, (terms for _, terms, _ in found)) / rows.clamp_min(1.0)
+        means = reduce(torch.add, (terms for _, terms in found)) / rows.clamp_min(1.0)
         return [gradients[name] for name in self._trained[number]], means
 
     def _open_step(
@@ -297,10 +287,6 @@ class PrivateProgram(StackProgram):
         losses, terms = self._open_losses[number]({**weights, **leaves}, columns, own, received)
         means = torch.stack([losses.detach(), *(term.detach() for term in terms.values())]).mean(dim=-1)
         return NoPrivacy().gradients(losses, mask, list(leaves.values())), means
-
-    def faults(self) -> dict[int, str]:
-        """What no bound holds for, which the plain loop refuses as well."""
-        return {position: NOT_A_NUMBER for position, found in enumerate(self._boundless.tolist()) if found}
 
     def kept(self, silos: int) -> list[SiloState]:
         """Also a bound that is searched for."""

@@ -133,10 +133,6 @@ class StackProgram:
         """What the models of the first ``silos`` silos are lent for a step."""
         return {name: tensor[:silos] for name, tensor in {**self.weights, **self._constants}.items()}
 
-    def faults(self) -> dict[int, str]:
-        """The places of which nothing may be taken after these steps, and why; none here."""
-        return {}
-
     def settle(self, silos: int) -> None:
         """What the method does to the weights of each of the first ``silos`` silos after its last step."""
         if (settle := self._stack.kind.settle) is unchanged:

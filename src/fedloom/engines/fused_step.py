@@ -8,13 +8,14 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim.adam import adam
 
-from fedloom.engines.fused_batches import batch_of_columns, gathered
+from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerPlan, Phase
+from fedloom.objectives.lending import Lending
 from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
 
@@ -23,18 +24,6 @@ R = TypeVar("R")
 Precision = Literal["float32", "tf32", "bf16"]
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 EPSILON = 1e-8
-
-
-class _Evaluation(nn.Module):
-    """Lets an objective see a model whose weights are lent to it for one call."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, phase: Phase, columns: Tensors, noise: Tensors, received: Tensors, context: RoundContext) -> Any:
-        """The phase's losses on a batch."""
-        return phase.objective(self.model, batch_of_columns(columns), noise, received, context)
 
 
 class WatchedContext:
@@ -53,11 +42,10 @@ def batched_losses(
     model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]:
     """(weights, columns, noise, received), each with a leading dimension of silos -> losses (silos, batch), terms."""
-    evaluation = _Evaluation(model)
+    lending = Lending(model, phase.objective)
 
     def one(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
-        state = {f"model.{name}": tensor for name, tensor in weights.items()}
-        losses = functional_call(evaluation, state, (phase, columns, noise, received, context()))
+        losses = lending.losses(weights, columns, noise, received, context())
         return losses.total, dict(losses.terms)
 
     batched = vmap(one, randomness="error")
@@ -74,16 +62,13 @@ def tapped_losses(
     model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision, watched: Sequence[str]
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors, Sequence[Tensor]], tuple[Tensor, Tensors, list[Tensor]]]:
     """The same with taps at the outputs of the layers that own the ``watched`` parameters, and what went into those."""
-    evaluation, watch = _Evaluation(model), Watch(model, watched)
+    lending, watch = Lending(model, phase.objective), Watch(model, watched)
     watch.__enter__()  # once and for all: a compiler does not follow hooks that come and go
 
     def one(
         weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
     ) -> tuple[Tensor, Tensors, list[Tensor]]:
-        state = {f"model.{name}": tensor for name, tensor in weights.items()}
-        losses, inputs = watch.tapped(
-            lambda: functional_call(evaluation, state, (phase, columns, noise, received, context())), taps
-        )
+        losses, inputs = watch.tapped(lambda: lending.losses(weights, columns, noise, received, context()), taps)
         return losses.total, dict(losses.terms), inputs
 
     batched = vmap(one, randomness="error")
@@ -98,6 +83,24 @@ def tapped_losses(
             {name: term.float() for name, term in terms.items()},
             [x.detach().float() for x in inputs],
         )
+
+    return evaluate
+
+
+def written_out(
+    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
+) -> Callable[[Tensors, Tensors, Tensors, Tensors, Tensors], Tensors]:
+    """(trained weights, other weights, columns, noise, received) -> every example's gradient (silos, batch, *shape)."""
+    lending = Lending(model, phase.objective)
+
+    def one(trained: Tensors, others: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> Tensors:
+        return lending.gradients(trained, others, columns, noise, received, context())
+
+    batched = vmap(one, randomness="error")
+
+    def evaluate(trained: Tensors, others: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> Tensors:
+        with _autocast(columns["x"].device, precision):
+            return {n: rows.float() for n, rows in batched(trained, others, columns, noise, received).items()}
 
     return evaluate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
+from fedloom.objectives.lending import Lending, columns_of
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
+from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Watch, layers_suffice
+from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.privacy.separation import require_same_alone, require_separate_examples
@@ -111,11 +113,13 @@ class PrivateTraining:
             before += int(each.mask.sum())
             with Watch(model, list(learner.parameters)) as watch:
                 losses = phase.objective(model, batch, part, received, self.task.context)
-            seen = watch if quick else None
+            forms = (
+                partial(watched_gradients, losses.total, watch)
+                if quick
+                else partial(self._written_out, learner, model, batch, part, received)
+            )
             sums.append(
-                mechanism.clipped_sum(
-                    losses.total, each.mask, learner.parameters, bound, watch=seen, subject=batch.subject
-                )
+                mechanism.clipped_sum(losses.total, each.mask, learner.parameters, bound, forms, subject=batch.subject)
             )
             for name, term in {"loss": losses.total, **losses.terms}.items():
                 terms[name] = terms.get(name, torch.zeros(())) + (term.detach() * each.mask).sum()
@@ -124,6 +128,15 @@ class PrivateTraining:
         self.bounds[phase.name] = following
         learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
+
+    def _written_out(
+        self, learner: Learner, model: nn.Module, batch: Batch, noise: Mapping[str, Tensor], received: Tensors
+    ) -> dict[str, Form]:
+        """Where layers do not say it all."""
+        weights = {n: p.detach() for n, p in learner.parameters.items() if self.mechanism.is_private(n)}
+        lending = Lending(model, learner.phase.objective)
+        found = lending.gradients(weights, {}, columns_of(batch), noise, received, self.task.context)
+        return {name: Whole(rows) for name, rows in found.items()}
 
     @cached_property
     def _subject(self) -> Tensor | None:

@@ -12,8 +12,8 @@ from fedloom.evaluation.keys import metric_key
 from fedloom.federation.records import Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.privacy.gradient_forms import joint_norms
-from fedloom.privacy.per_example import whole_gradients
+from fedloom.objectives.lending import Lending, columns_of
+from fedloom.privacy.gradient_forms import Whole, joint_norms
 
 RECORDS = 64  # of each silo
 
@@ -42,8 +42,11 @@ def _norms(evaluation: Evaluation, phase: Phase, silo: Silo, model: nn.Module) -
         for name, shape in phase.objective.noise.items()
     }
     parameters = {
-        name: parameter for name, parameter in model.named_parameters() if name.partition(".")[0] in phase.trains
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if name.partition(".")[0] in phase.trains
     }
     rounds = max(1, len(evaluation.rounds))
-    losses = phase.objective(model, batch, noise, parameters, RoundContext(rounds, rounds, (0,)))
-    return joint_norms(whole_gradients(losses.total, parameters)).detach().cpu()
+    lending, context = Lending(model, phase.objective), RoundContext(rounds, rounds, (0,))
+    found = lending.gradients(parameters, {}, columns_of(batch), noise, parameters, context)
+    return joint_norms({name: Whole(each) for name, each in found.items()}).cpu()

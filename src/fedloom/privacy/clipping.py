@@ -13,7 +13,7 @@ from fedloom.errors import ConfigError
 
 
 def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
-    """What each gradient is multiplied with so that none is longer than ``bound``.
+    """What each gradient is multiplied with so that none is longer than ``bound``; ``norms`` must not be too short.
 
     A gradient that is not finite counts for nothing: otherwise its record could be told from the noise.
     """
@@ -47,6 +47,15 @@ class Clipping(Protocol):
         ...
 
 
+# Where float32 holds a bound, noise of its size and both over any batch, with digits to spare.
+SMALLEST, LARGEST = 1e-6, 1e6
+
+
+def _bound(field: str, value: float) -> None:
+    if not SMALLEST <= value <= LARGEST:
+        raise ConfigError(f"{field} is {value:g}; it must lie between {SMALLEST:g} and {LARGEST:g}")
+
+
 def _positive(field: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{field} is {value}; it must be greater than 0 and finite")
@@ -64,7 +73,7 @@ class Fixed:
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("the clip bound", self.value)
+        _bound("the clip bound", self.value)
 
     @property
     def share(self) -> float:
@@ -102,7 +111,7 @@ class Quantile:
 
     def __post_init__(self) -> None:
         _share("the clip quantile", self.target)
-        _positive("the first clip bound", self.initial)
+        _bound("the first clip bound", self.initial)
         _positive("the pace of the clip bound", self.pace)
         _share("the clip quantile's share of the budget", self.share)
 
@@ -120,8 +129,8 @@ class Quantile:
         return current
 
     def following(self, current: Tensor, below: Tensor) -> Tensor:
-        """One geometric step towards the quantile."""
-        return current * torch.exp(-self.pace * (below - self.target))
+        """One geometric step towards the quantile, within what numbers can hold: gradients may be made to vanish."""
+        return (current * torch.exp(-self.pace * (below - self.target))).clamp(SMALLEST, LARGEST)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ their sum with normal noise; divided by the public expected size of a batch. Any
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +19,6 @@ from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import Clipping, Fixed, clip_factors
 from fedloom.privacy.gradient_forms import Form, by_subject, joint_norms
 from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.per_example import Watch, watched_gradients, whole_gradients
 from fedloom.privacy.trust import Local, Trust
 
 
@@ -107,23 +106,19 @@ class DPSGD:
         mask: Tensor,
         parameters: Mapping[str, Tensor],
         bound: Tensor,
+        forms: Callable[[], Mapping[str, Form]],
         *,
-        watch: Watch | None = None,
         subject: Tensor | None = None,
     ) -> ClippedSum:
         """One pass: per-example losses to the sum of clipped gradients, over the expected batch.
 
-        With a ``watch`` over the parameters the factored gradients are used wherever every layer allows it.
+        ``forms`` gives every example's gradients; it is asked last, because it may use the losses' graph up.
         ``subject`` says whose each row is, for the unit ``subject``.
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
         others = {name: parameter for name, parameter in parameters.items() if name not in private}
         plain = _plain_sum(values, mask / self.expected, others) if others else {}
-        if watch is not None and watch.complete:
-            forms = {name: form for name, form in watched_gradients(values, watch).items() if name in private}
-        else:
-            forms = whole_gradients(values, private)
-        total = self.clip(forms, mask, bound, subject)
+        total = self.clip({name: form for name, form in forms().items() if name in private}, mask, bound, subject)
         unreached = {n: torch.zeros_like(p) for n, p in private.items() if n not in total.gradients}
         gradients = {**unreached, **total.gradients, **plain}
         return ClippedSum({name: gradients[name] for name in parameters}, total.below, total.bound)

@@ -2,10 +2,14 @@
 
 Norms and weighted sums of factors need no tensor that is as large as the weights times the batch (Goodfellow,
 "Efficient per-example gradient computations", 2015).
+
+Whoever sets the weights can make a factor as small or as large as float32 goes, so that its square is lost while its
+product with the other factor is not. A norm here may be too long by that, but never too short: a bound on it holds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +18,14 @@ from torch import Tensor
 
 # Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
 ROUNDING = 4e-6
+LOST = 1.1e-19  # the square of a smaller number may be lost: 1.2e-38 is the least that float32 holds in full
+FAR = 1e18  # the factors that bring back what is longer would be lost themselves
+
+
+def _upper(norms: Tensor, numbers: int) -> Tensor:
+    """No less than the norms of so many numbers each, whose squares may have been lost; infinite beyond reach."""
+    norms = norms + LOST * math.sqrt(numbers)
+    return torch.where(norms < FAR, norms, torch.inf)
 
 
 class Rows:
@@ -28,7 +40,7 @@ class Rows:
     def norms(self) -> Tensor:
         """(examples,)."""
         if self._norms is None:
-            self._norms = torch.linalg.vector_norm(self.values, dim=(1, 2))
+            self._norms = _upper(torch.linalg.vector_norm(self.values, dim=(1, 2)), self.values[0].numel())
         return self._norms
 
     @property
@@ -58,8 +70,8 @@ class Whole:
 
     def norms(self) -> Tensor:
         """(examples,)."""
-        norms: Tensor = torch.linalg.vector_norm(self._flat, dim=1)
-        return norms
+        flat = self._flat
+        return _upper(torch.linalg.vector_norm(flat, dim=1), flat.shape[1])
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
@@ -91,12 +103,20 @@ class Outer:
         """(examples,), the cheapest of three ways."""
         left, right = self.left.values, self.right.values
         if left.shape[-2] == 1:
-            return self.left.norms * self.right.norms
+            return _upper(self.left.norms * self.right.norms, 1)
         if self._bulky:
             return self.written_out().norms()
         squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
-        size = (left.square().sum(dim=2) * right.square().sum(dim=2)).sqrt().sum(dim=1)
-        return (squares + ROUNDING * size.square()).sqrt()
+        (places, p), q = left.shape[-2:], right.shape[-1]
+        ours, theirs = (_upper(torch.linalg.vector_norm(rows, dim=2), rows.shape[2]) for rows in (left, right))
+        # Where the products of one factor's rows were lost, those of the other's stand beside an error of LOST^2 each.
+        size, lost_left, lost_right = (
+            (ours * theirs).sum(dim=1),
+            LOST * math.sqrt(2 * p) * theirs.sum(dim=1),
+            LOST * math.sqrt(3 * q) * ours.sum(dim=1),
+        )
+        errors = ROUNDING * size.square() + lost_left.square() + lost_right.square()
+        return _upper((squares + errors).sqrt(), places**2)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""

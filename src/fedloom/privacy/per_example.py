@@ -1,4 +1,4 @@
-"""Gradients of single examples, two ways: whole and exact, or as the factors that layers already have at hand.
+"""Gradients of single examples as the factors that layers already have at hand.
 
 The gradient of one example with respect to a linear layer's weight is (gradient at its output) x (its input), so norms
 and weighted sums need no tensor that is as large as the weights times the batch (Goodfellow, "Efficient per-example
@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from fedloom.errors import ConfigError, FedloomError
+from fedloom.errors import ConfigError
 from fedloom.privacy.gradient_forms import Form, Outer, Rows, Total, Whole
 from fedloom.privacy.lipschitz import Bounded
 
 Result = TypeVar("Result")
-
-NOT_A_NUMBER = "a gradient is not a number, so DP-SGD cannot bound what one record adds; lower the rate"
 
 
 def _outer(left: Tensor, right: Tensor, shape: torch.Size, bias: Tensor | None = None) -> dict[str, Form]:
@@ -244,22 +242,3 @@ def layers_suffice(losses: Callable[[], Tensor], watch: Watch, parameters: Mappi
         return not derived
     left = torch.autograd.grad(values.sum(), list(parameters.values()), allow_unused=True)
     return all(gradient is None for gradient in left)
-
-
-def whole_gradients(values: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Form]:
-    """The gradient of every single loss, written out: the truth, and large.
-
-    All rows share one backward pass, in which a value that is not a number spoils its neighbours as well; then no bound
-    holds for one record, and the step is refused.
-    """
-    rows = torch.autograd.grad(
-        values,
-        list(parameters.values()),
-        torch.eye(len(values), dtype=values.dtype, device=values.device),
-        is_grads_batched=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    if any(row.isnan().any() for row in rows):
-        raise FedloomError(NOT_A_NUMBER)
-    return {name: Whole(row) for name, row in zip(parameters, rows, strict=True)}

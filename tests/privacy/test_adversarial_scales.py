@@ -1,0 +1,151 @@
+"""Whoever sets weights sets scales: no gradient, however it is held, passes the clip bound at any of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import vmap
+
+from fedloom.privacy.clipping import LARGEST, SMALLEST, Fixed, Quantile
+from fedloom.privacy.dp_sgd import DPSGD, Scale
+from fedloom.privacy.gradient_forms import Form, Outer, Rows, Total, Whole
+
+EXAMPLES = 3
+# Around those at which float32 loses numbers, their squares, or the products of both, and usual ones.
+EXPONENTS = st.sampled_from(
+    [-44, -38, -30, -24, -23, -22, -20, -19, -18, -9, -3, 0, 1, 3, 9, 15, 17, 18, 19, 20, 30, 38]
+)
+# A factor whose squares are lost beside one whose squares are not, or any two.
+PAIRS = st.one_of(
+    st.sampled_from([(-23, 18), (18, -23), (-22, 17), (17, -22), (-24, 18)]), st.tuples(EXPONENTS, EXPONENTS)
+)
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scaled(rows: Tensor, exponents: list[int]) -> Tensor:
+    """Each place at a scale of its own; what float32 cannot hold becomes 0 or infinite, as it would in a network."""
+    powers = torch.tensor([10.0**exponent for exponent in exponents], dtype=torch.float64)
+    return (rows.double() * powers[: rows.shape[1], None]).float()
+
+
+def forms_of(kind: str, left: Tensor, right: Tensor) -> dict[str, Form]:
+    """The forms of a layer's weight and bias; factors are (examples, places, width)."""
+    rows = Rows(left)
+    shape = torch.Size((left.shape[2], right.shape[2]))
+    kinds: dict[str, dict[str, Form]] = {
+        "outer": {"weight": Outer(rows, Rows(right), shape), "bias": Total(rows)},
+        "outer, used twice": {
+            "weight": Outer(rows, Rows(right), shape) + Outer(Rows(-left), Rows(right), shape),
+            "bias": Total(rows) + Total(Rows(left)),
+        },
+        "whole": {"weight": Whole(left.flatten(1)), "number": Whole(right[:, 0, 0])},
+    }
+    return kinds[kind]
+
+
+def exact(forms: dict[str, Form]) -> Tensor:
+    """Each example's gradient in float64, (examples, numbers)."""
+    parts = []
+    for form in forms.values():
+        if isinstance(form, Outer):
+            parts.append(torch.einsum("bip,biq->bpq", form.left.values.double(), form.right.values.double()))
+        elif isinstance(form, Total):
+            parts.append(form.left.values.double().sum(dim=1))
+        else:
+            parts.append(form.gradient.double().unsqueeze(-1))
+    return torch.cat([part.flatten(1) for part in parts], dim=1)
+
+
+def length(gradients: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+
+
+@settings(max_examples=1500)
+@given(
+    kind=st.sampled_from(["outer", "outer, used twice", "whole"]),
+    sizes=st.sampled_from([(1, 4, 5), (1, 1, 1), (2, 6, 7), (3, 40, 30), (12, 3, 2)]),  # places, and both widths
+    exponents=st.lists(PAIRS, min_size=12, max_size=12),
+    bound=st.sampled_from([SMALLEST, 1e-3, 1.0, LARGEST]),
+    expected=st.sampled_from([1.0, 4096.0]),
+    subject=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_no_scale_of_the_factors_lets_an_example_pass_its_bound(
+    kind: str,
+    sizes: tuple[int, int, int],
+    exponents: list[tuple[int, int]],
+    bound: float,
+    expected: float,
+    subject: bool,
+    seed: int,
+) -> None:
+    """Alone, and as one of several silos of a batched program; where nothing is lost, nothing is cut either."""
+    places, p, q = sizes
+    left = scaled(numbers(seed, EXAMPLES, places, p), [one for one, _ in exponents])
+    right = scaled(numbers(seed + 100, EXAMPLES, places, q), [other for _, other in exponents])
+    dp = DPSGD(1.0, 0.1, expected, Fixed(bound), unit="subject" if subject else "record")
+    whose = torch.zeros(EXAMPLES, dtype=torch.int64) if subject else None
+    one = torch.tensor([1.0, *[0.0] * (EXAMPLES - 1)])
+    units = torch.ones(EXAMPLES) if subject else one  # one subject with all records, or one record
+
+    def clipped(left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        total = dp.clip(forms_of(kind, left, right), units, torch.tensor(bound), whose)
+        return {name: expected * gradient.double() for name, gradient in total.gradients.items()}
+
+    alone = clipped(left, right)
+    assert length(alone) <= bound * (1 + 1e-5)
+    in_stack = vmap(clipped)(torch.stack((left, -left)), torch.stack((right, right)))
+    for silo in range(2):
+        assert length({name: gradient[silo] for name, gradient in in_stack.items()}) <= bound * (1 + 1e-5)
+    truth = exact(forms_of(kind, left, right))[0]
+    usual = all(-4 <= exponent <= 4 for pair in exponents[:places] for exponent in pair)
+    if usual and not subject and kind != "outer, used twice":
+        wanted = min(1.0, bound / float(truth.norm())) * float(truth.norm())
+        assert length(alone) == pytest.approx(wanted, rel=3e-3)
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_a_record_behind_vanishing_gradients_is_not_let_through(places: int) -> None:
+    """The attack: what comes back has squares that are lost, what went in is the record times 1e18; a bound that is
+    small besides, and noise of its size is no noise at all.
+    """
+    record = torch.rand(1, places, 784)
+    vanishing = torch.full((1, places, 300), 1e-23)
+    forms: dict[str, Form] = {"weight": Outer(Rows(vanishing), Rows(1e18 * record), torch.Size((300, 784)))}
+    clipped = DPSGD(100.0, 0.001, 1.0, Fixed(SMALLEST)).clip(forms, torch.ones(1), torch.tensor(SMALLEST))
+    assert length(dict(clipped.gradients)) <= SMALLEST * (1 + 1e-5)
+
+
+def test_a_bound_that_follows_a_quantile_never_vanishes() -> None:
+    """Gradients that are made to vanish pull the bound down for as long as somebody likes, and its noise with it."""
+    clipping = Quantile(initial=1.0)
+    low = high = clipping.start()
+    for _ in range(2000):
+        low, high = clipping.following(low, torch.tensor(1.0)), clipping.following(high, torch.tensor(0.0))
+    assert float(low) == pytest.approx(SMALLEST)
+    assert float(high) == pytest.approx(LARGEST)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_the_scale_of_a_silo_in_a_stack_is_its_own(scale: float) -> None:
+    """What one example counts is a tensor in a batched program; the bound holds there as it does alone."""
+    dp = DPSGD(1.0, 0.1, 256.0, Fixed(0.5))
+    rows = scale * numbers(0, 2, 9, 4, 30)  # silos, examples, places, width
+
+    def clipped(rows: Tensor, example: Tensor) -> Tensor:
+        total = dp.clip(
+            {"weight": Whole(rows)}, torch.tensor([1.0, *[0.0] * 8]), torch.tensor(0.5), scale=Scale(example, 0.0, 0.0)
+        )
+        return total.gradients["weight"]
+
+    found = vmap(clipped)(rows, torch.tensor([1 / 256, 1.0]))
+    lengths = found.double().flatten(1).norm(dim=1) * torch.tensor([256.0, 1.0])
+    assert (lengths <= 0.5 * (1 + 1e-5)).all()
