@@ -63,7 +63,7 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     assert [phase.trains for phase in phases] == [("encoder",)]
     learners = [trainer._learner(phase, model, SiloState()) for phase in phases]
     before, mechanism = replace(task, context=RoundContext(0, 2, (0,))), trainer.privacy[0].pretraining_mechanism
-    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.randomness, 16, {})
+    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.randomness, 16, {}, trainer.made_up(0))
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert len(list(private.steps(STEPS, model, learners, dict(task.received), lambda *_: {}))) == STEPS
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, fresh[name])}

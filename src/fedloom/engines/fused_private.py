@@ -58,7 +58,8 @@ class Probe:
 def probed(stack: Stack, phase: Phase) -> Probe:
     """A trial on some records of the stack."""
     trained, first = parameters_of(phase, stack.model), stack.members[0]
-    return Probe(*watched_trial(stack.model, phase, trained, first.silo, first.trainer.streams))
+    made_up = first.trainer.made_up(first.index).to(stack.device)
+    return Probe(*watched_trial(stack.model, phase, trained, made_up, first.trainer.streams))
 
 
 def private_trial(trial: Trial, mechanism: DPSGD) -> Trial:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,10 @@ from torch import Tensor, nn
 from fedloom.engines.base import Task
 from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.errors import ConfigError
-from fedloom.federation.records import UNLABELLED, Batch, Silo, batch_of
+from fedloom.federation.records import UNLABELLED, Batch, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.objectives.lending import Lending, columns_of
+from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.noise import Moment, Randomness
@@ -26,6 +28,8 @@ from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.privacy.separation import require_same_alone, require_separate_examples
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
+
+log = logging.getLogger(__name__)
 
 TRIED_ROWS = 4
 COINS_AT_ONCE = 2**17  # for a window of steps: drawn one by one, a step's coins would mostly be overhead
@@ -38,6 +42,17 @@ class Learner:
     phase: Phase
     parameters: Mapping[str, nn.Parameter]
     optimizer: LocalOptimizer
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """How the records of a step are looked at."""
+
+    learner: Learner
+    model: nn.Module
+    received: Tensors
+    bound: Tensor
+    quick: bool  # by what layers have at hand
 
 
 PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -54,7 +69,9 @@ class PrivateTraining:
     randomness: Randomness  # of coins and noise
     batch_size: int
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
+    made_up: Records  # a few rows to try phases on
     secret: Randomness | None = None  # of the objective's own noise on records; None: the experiment's streams
+    sealed: bool = False  # that records fail stays inside
 
     def steps(
         self, count: int, model: nn.Module, learners: list[Learner], received: Tensors, plain_step: PlainStep
@@ -65,7 +82,7 @@ class PrivateTraining:
         are accounted for. The others see as many rows in every step, whoever was drawn.
         """
         private = [learner for learner in learners if learner.phase.touches_records]
-        quick = [watched_trial(model, each.phase, each.parameters, self.silo, self.streams)[1] for each in private]
+        quick = [watched_trial(model, each.phase, each.parameters, self.made_up, self.streams)[1] for each in private]
         window = max(1, COINS_AT_ONCE // max(1, len(private) * len(self._sizes)))
         for first in range(0, count, window):
             steps = torch.arange(first, min(first + window, count))
@@ -111,31 +128,64 @@ class PrivateTraining:
             batch = batch_of(self.silo.train, each.index, each.mask)
             part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
             before += int(each.mask.sum())
-            with Watch(model, list(learner.parameters)) as watch:
-                losses = phase.objective(model, batch, part, received, self.task.context)
-            forms = (
-                partial(watched_gradients, losses.total, watch)
-                if quick
-                else partial(self._written_out, learner, model, batch, part, received)
-            )
-            sums.append(
-                mechanism.clipped_sum(losses.total, each.mask, learner.parameters, bound, forms, subject=batch.subject)
-            )
-            for name, term in {"loss": losses.total, **losses.terms}.items():
-                terms[name] = terms.get(name, torch.zeros(())) + (term.detach() * each.mask).sum()
+            total, found = self._clipped(_Look(learner, model, received, bound, quick), batch, part)
+            sums.append(total)
+            for name, term in found.items():
+                terms[name] = terms.get(name, torch.zeros(())) + term
         secret = mechanism.draw(learner.parameters, self.randomness, moment)
         gradients, following = mechanism.release(total_of(sums), secret)
         self.bounds[phase.name] = following
         learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
 
-    def _written_out(
-        self, learner: Learner, model: nn.Module, batch: Batch, noise: Mapping[str, Tensor], received: Tensors
-    ) -> dict[str, Form]:
+    def _clipped(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[ClippedSum, Tensors]:
+        """The clipped sum of a pass, and the sum of each term; a unit that cannot be computed counts for nothing.
+
+        That something failed would tell whoever chose the weights that such a unit is there, so where this must stay
+        inside, the others go on without it.
+        """
+        try:
+            return self._of_rows(look, batch, noise)
+        except Exception:
+            if not self.sealed:
+                raise
+            log.exception("a batch failed; its records are looked at one by one")
+        whose = torch.arange(len(batch.x)) if self._subject is None else cast("Tensor", batch.subject)
+        nothing = {name: torch.zeros_like(parameter) for name, parameter in look.learner.parameters.items()}
+        sums, terms = [ClippedSum(nothing, torch.zeros(()), look.bound)], dict[str, Tensor]()
+        for unit in torch.unique(whose[batch.mask > 0]):
+            rows = torch.nonzero((whose == unit) & (batch.mask > 0)).flatten()
+            columns = {name: column[rows] for name, column in columns_of(batch).items()}
+            try:
+                total, found = self._of_rows(
+                    look, batch_of_columns(columns), {name: tensor[rows] for name, tensor in noise.items()}
+                )
+            except Exception:
+                continue
+            sums.append(total)
+            terms = {name: terms.get(name, torch.zeros(())) + term for name, term in found.items()}
+        return total_of(sums), terms
+
+    def _of_rows(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[ClippedSum, Tensors]:
+        learner, model = look.learner, look.model
+        with Watch(model, list(learner.parameters)) as watch:
+            losses = learner.phase.objective(model, batch, noise, look.received, self.task.context)
+        forms = (
+            partial(watched_gradients, losses.total, watch)
+            if look.quick
+            else partial(self._written_out, look, batch, noise)
+        )
+        total = self.mechanism.clipped_sum(
+            losses.total, batch.mask, learner.parameters, look.bound, forms, subject=batch.subject
+        )
+        terms = {"loss": losses.total, **losses.terms}
+        return total, {name: (term.detach() * batch.mask).sum() for name, term in terms.items()}
+
+    def _written_out(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> dict[str, Form]:
         """Where layers do not say it all."""
-        weights = {n: p.detach() for n, p in learner.parameters.items() if self.mechanism.is_private(n)}
-        lending = Lending(model, learner.phase.objective)
-        found = lending.gradients(weights, {}, columns_of(batch), noise, received, self.task.context)
+        weights = {n: p.detach() for n, p in look.learner.parameters.items() if self.mechanism.is_private(n)}
+        lending = Lending(look.model, look.learner.phase.objective)
+        found = lending.gradients(weights, {}, columns_of(batch), noise, look.received, self.task.context)
         return {name: Whole(rows) for name, rows in found.items()}
 
     @cached_property
@@ -204,12 +254,25 @@ def public_batch(silo: Silo, rows: int) -> Batch:
     )
 
 
+def made_up_records(silo: Silo, classes: int, streams: Streams) -> Records:
+    """A few rows that could be the silo's and are nobody's: what comes of a trial must not depend on its records."""
+    number, real = torch.arange(TRIED_ROWS), silo.train
+    count = math.prod(real.shape)
+    return Records(
+        x=streams.uniform("trial", TRIED_ROWS * count).reshape(TRIED_ROWS, *real.shape).to(torch.float32),
+        y=number % classes if classes else torch.full((TRIED_ROWS,), UNLABELLED),
+        group=torch.tensor(silo.groups)[number % len(silo.groups)],
+        subject=None if real.subject is None else number,
+        attributes=None if real.attributes is None else torch.zeros(TRIED_ROWS, *real.attributes.shape[1:]),
+    )
+
+
 def trial_of(
-    model: nn.Module, phase: Phase, silo: Silo, streams: Streams, rows: range = range(TRIED_ROWS)
+    model: nn.Module, phase: Phase, made_up: Records, streams: Streams, rows: range = range(TRIED_ROWS)
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """A phase's losses as a function of a few examples, and those examples."""
     device, index = next(model.parameters()).device, torch.tensor(rows)
-    batch = batch_of(silo.train.take(index % len(silo)).to(device), torch.arange(len(rows)))
+    batch = batch_of(made_up.take(index).to(device), torch.arange(len(rows)))
     noises = objective_noise(streams, phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
     noise = {name: tensor[0, index].to(device) for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -218,18 +281,18 @@ def trial_of(
 
 
 def watched_trial(
-    model: nn.Module, phase: Phase, parameters: Mapping[str, nn.Parameter], silo: Silo, streams: Streams
+    model: nn.Module, phase: Phase, parameters: Mapping[str, nn.Parameter], made_up: Records, streams: Streams
 ) -> tuple[Watch, bool]:
     """A watch that has seen all calls of a phase, and whether it sees all that the phase does with its parameters."""
-    losses, x = trial_of(model, phase, silo, streams)
+    losses, x = trial_of(model, phase, made_up, streams)
     with Watch(model, list(parameters)) as watch:
         losses(x)
     return watch, layers_suffice(lambda: losses(x), watch, parameters)
 
 
-def check_private(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) -> None:
+def check_private(model: nn.Module, phase: Phase, made_up: Records, streams: Streams) -> None:
     """Refuse, by name, what DP-SGD cannot bound: mixed examples, and buffers that learn."""
-    losses, x = trial_of(model, phase, silo, streams)
+    losses, x = trial_of(model, phase, made_up, streams)
     before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     losses(x)
     for name, buffer in model.named_buffers():
@@ -240,5 +303,5 @@ def check_private(model: nn.Module, phase: Phase, silo: Silo, streams: Streams) 
             )
     objective, instead = type(phase.objective).__name__, "one that scores each example by itself"
     require_separate_examples(losses, x, objective, instead)
-    single = [trial_of(model, phase, silo, streams, range(row, row + 1)) for row in range(TRIED_ROWS)]
+    single = [trial_of(model, phase, made_up, streams, range(row, row + 1)) for row in range(TRIED_ROWS)]
     require_same_alone(losses(x), [own(only) for own, only in single], objective, instead)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.optimizers import LocalOptimizer
-from fedloom.engines.private_training import Learner, PrivateTraining, check_private, objective_noise
-from fedloom.federation.records import Batch, Federation, Silo, batch_of
+from fedloom.engines.private_training import Learner, PrivateTraining, check_private, made_up_records, objective_noise
+from fedloom.federation.records import Batch, Federation, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
 from fedloom.privacy.mechanism import NoPrivacy
@@ -51,6 +51,7 @@ class Trainer:
     federation: Federation
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
     secret: Randomness | None = None  # of all that records are drawn and hidden by; None: the experiment's streams
+    sealed: bool = False  # that single records fail must not be seen from outside
 
     @cached_property
     def streams(self) -> Streams:
@@ -143,7 +144,9 @@ class Trainer:
                 self.randomness,
                 self.config.local.batch_size,
                 bounds,
+                self.made_up(task.silo),
                 self.secret,
+                self.sealed,
             )
             yield from private.steps(limit, model, learners, received, plain_step)
             return
@@ -245,13 +248,17 @@ class Trainer:
         """Refuse what DP-SGD cannot guard, before anything is trained."""
         silos = range(len(self.federation)) if self.privacy else ()
         for index in {self.method.kind(site_of(self.federation, i)): i for i in silos}.values():
-            silo, model = self.federation.silos[index], self._model(site_of(self.federation, index))
+            made_up, model = self.made_up(index), self._model(site_of(self.federation, index))
             for phase in self.method.phases:
                 if phase.touches_records:
-                    check_private(model, phase, silo, self.streams)
+                    check_private(model, phase, made_up, self.streams)
 
             for release in self.method.releases:
-                release.statistic.check(silo.train, model)
+                release.statistic.check(made_up, model)
+
+    def made_up(self, silo: int) -> Records:
+        """A few rows like those of a silo, to try things on."""
+        return made_up_records(self.federation.silos[silo], len(self.federation.classes), self.streams)
 
     def payloads(self, silo: int, weights: Mapping[str, Tensor], context: RoundContext) -> dict[str, Tensors]:
         """What a silo sends beside its blocks in a round, given its model's weights after training.
@@ -270,7 +277,8 @@ class Trainer:
                 plan = self.privacy[silo]
                 unit = unit_numbers(owner, plan.settings.unit)
                 multiplier = plan.trust.share * plan.release_noise[release.name]
-                noise = SumNoise(multiplier, unit, self.randomness)
+                shapes = release.payload.shapes if self.sealed else None
+                noise = SumNoise(multiplier, unit, self.randomness, shapes)
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 

@@ -6,6 +6,7 @@ Neighbouring data sets differ in one record (or all records of one subject). A s
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from fedloom.privacy.clipping import clip_factors
 from fedloom.privacy.noise import Moment, Randomness
 from fedloom.streams import Streams
 
+log = logging.getLogger(__name__)
+
 Tensors = dict[str, Tensor]
 # Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is faster.
 ROWS, TRIED_ROWS = 16, 4
@@ -34,6 +37,7 @@ class SumNoise:
     multiplier: float  # standard deviation, in bounds on one unit's contribution
     unit: Tensor | None  # for each record the number of its unit, from 0; None: each is one
     randomness: Randomness
+    shapes: Mapping[str, tuple[int, ...]] | None = None  # given: records that fail contribute nothing, of these shapes
 
 
 class Statistic(Protocol):
@@ -99,8 +103,8 @@ class BoundedSum:
     ) -> Tensors:
         """The plain sum, or the clipped sum with normal noise; float32, added up in float64."""
         if noise is None:
-            return _as_sent(self._sum(records, model, None, math.inf))
-        total = self.clipped(records, model, noise.unit)
+            return _as_sent(self._sum(records, model, None, math.inf, None))
+        total = self._sum(records, model, noise.unit, self.bound, noise.shapes)
         sizes = [tensor.numel() for tensor in total.values()]
         flat = noise.randomness.normal(sum(sizes), moment).to(torch.float64) * noise.multiplier * self.bound
         parts = zip(total.items(), torch.split(flat, sizes), strict=True)
@@ -112,13 +116,37 @@ class BoundedSum:
 
     def clipped(self, records: Records, model: nn.Module, unit: Tensor | None) -> Tensors:
         """The sum before noise, float64: a unit's contributions are added up, then clipped to ``bound``."""
-        return self._sum(records, model, unit, self.bound)
+        return self._sum(records, model, unit, self.bound, None)
+
+    def _contributed(self, model: nn.Module, records: Records, shapes: Mapping[str, tuple[int, ...]] | None) -> Tensors:
+        """What records contribute; those that fail contribute nothing, where ``shapes`` say of what.
+
+        That something failed would tell whoever chose the weights that such a record is there.
+        """
+        everyone = torch.arange(len(records))
+        try:
+            return dict(self.contribution(model, batch_of(records, everyone)))
+        except Exception:
+            if shapes is None:
+                raise
+            log.exception("what some records contribute cannot be computed")
+        if len(records) == 1:
+            return {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
+        alone = [self._contributed(model, records.take(row), shapes) for row in torch.split(everyone, 1)]
+        return {name: torch.cat([each[name] for each in alone]) for name in shapes}
 
     @torch.no_grad()
-    def _sum(self, records: Records, model: nn.Module, unit: Tensor | None, bound: float) -> Tensors:
+    def _sum(
+        self,
+        records: Records,
+        model: nn.Module,
+        unit: Tensor | None,
+        bound: float,
+        shapes: Mapping[str, tuple[int, ...]] | None,
+    ) -> Tensors:
         totals: Tensors = {}
         for index, owner in _passes(len(records), unit):
-            rows = self.contribution(model, batch_of(records, index))
+            rows = self._contributed(model, records.take(index), shapes)
             flat = torch.cat([tensor.reshape(len(index), -1) for tensor in rows.values()], dim=1)
             flat = flat.new_zeros(int(owner.max()) + 1, flat.shape[1]).index_add(0, owner, flat)
             if math.isfinite(bound):
