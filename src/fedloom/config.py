@@ -156,6 +156,8 @@ class PrivacyConfig:
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
+    # Where coins and noise come from: the operating system, or the seed, which anybody can repeat: no DP guarantee.
+    noise: Literal["secure", "test"] = "secure"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +269,9 @@ class Config:
         return tomli_w.dumps(self.to_mapping())
 
     def digest(self) -> str:
-        """What identifies the experiment: a hash over everything but its name and where it runs."""
+        """What identifies the experiment: a hash over everything but its name, where it runs and whence its noise."""
         tree = self.to_mapping()
-        del tree["engine"], tree["name"]
+        del tree["engine"], tree["name"], tree["privacy"]["noise"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def digest_without_seed(self) -> str:

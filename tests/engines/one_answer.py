@@ -24,7 +24,13 @@ from support import tiny_config
 
 Rounds = tuple[tuple[int, ...], ...]
 Lived = tuple[FederationState, list[RoundReport], list[Result]]
-PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=0.8", "privacy.clip=2", "privacy.accountant=rdp")
+PRIVATE = (
+    "privacy.mechanism=dp-sgd",
+    "privacy.noise_multiplier=0.8",
+    "privacy.clip=2",
+    "privacy.accountant=rdp",
+    "privacy.noise=test",
+)
 # Rounds of some, of all, and of nobody.
 ROUNDS: Rounds = ((1, 3), (0, 1, 2, 3, 4), (), (0, 2, 4))
 

@@ -41,6 +41,7 @@ DISTRIBUTED = (
     "privacy.trust=distributed",
     f"privacy.tolerated={TOLERATED}",
 )
+SEEDED = "privacy.noise=test"
 ONE_STEP = ("method.name=fedvae", "local.steps=1", "local.optimizer=sgd", "local.batch_size=10")
 
 
@@ -90,7 +91,7 @@ def updates_of(trainer: Trainer) -> list[Update]:
 
 def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
     """Without one of the silos and the noise of another that looks on: sigma^2, to 5 standard errors."""
-    trainer = trainer_of(method=sums())
+    trainer = trainer_of(SEEDED, method=sums())
     sigma = trainer.privacy[0].release_noise["noise"]
     assert all(plan.release_noise["noise"] == sigma for plan in trainer.privacy)
     sent = [update.payloads["noise"]["sum"].double() for update in updates_of(trainer)]
@@ -103,8 +104,8 @@ def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
 
 def test_a_step_has_a_share_of_the_noise() -> None:
     """A step of SGD is linear in the noise: from the step without noise it moves as far as its share says."""
-    without, shared = (trainer_of(*ONE_STEP, f"privacy.noise_multiplier={sigma}") for sigma in (1e-9, 2.0))
-    alone = trainer_of(*ONE_STEP, "privacy.noise_multiplier=2.0", "privacy.trust=local")
+    without, shared = (trainer_of(*ONE_STEP, SEEDED, f"privacy.noise_multiplier={sigma}") for sigma in (1e-9, 2.0))
+    alone = trainer_of(*ONE_STEP, SEEDED, "privacy.noise_multiplier=2.0", "privacy.trust=local")
     assert shared.privacy[0].events(1) == alone.privacy[0].events(1)
     weight = (BlockKey("decoder", "all"), "layers.0.weight")
     start, theirs, ours = (
@@ -117,7 +118,7 @@ def test_a_step_has_a_share_of_the_noise() -> None:
 
 def test_the_server_is_shown_the_sum_alone() -> None:
     method = sums()
-    trainer = trainer_of(method=method)
+    trainer = trainer_of(SEEDED, method=method)
     sent = updates_of(trainer)
     start = initial_state(trainer.method, FEDERATION, trainer.config)
     ReferenceEngine(trainer).round(start, EVERYBODY, lambda _: None)
@@ -165,7 +166,7 @@ def test_more_dropouts_than_are_tolerated_stop_the_round(
 ) -> None:
     """A silo whose budget other runs have spent drops out."""
     trainer = trainer_of(*ONE_STEP)
-    charging = Charging(trainer, tmp_path / "ledger.sqlite")
+    charging = Charging(trainer, tmp_path / "ledger.sqlite", b"secret")
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for silo in absent:
         for number in (8, 9):
@@ -173,8 +174,8 @@ def test_more_dropouts_than_are_tolerated_stop_the_round(
                 "other", f"silo-{silo}", number, "update", trainer.privacy[silo].events(1)["update"], content=""
             )
     with pytest.warns(FedloomWarning) as told:
-        context = charging.admitted(initial_state(trainer.method, FEDERATION, trainer.config), EVERYBODY)
-    assert context.participants == present
+        context, secrets = charging.admitted(initial_state(trainer.method, FEDERATION, trainer.config), EVERYBODY)
+    assert context.participants == tuple(secrets) == present
     stopped = "nobody takes part in round 1: 2 silos are missing, and without their noise"
     assert any(stopped in str(warning.message) for warning in told) == (not present)
     charging.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from fedloom.streams import Streams
 from support import assert_same_run, federation_of, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5")
+SEEDED = "privacy.noise=test"
 RDP = (*DP, "privacy.accountant=rdp")  # quicker than PLD where the numbers do not matter
 
 
@@ -67,6 +69,7 @@ def test_training_equals_a_hand_written_loop(
     trainer, start = trainer_of(
         federation,
         "privacy.mechanism=dp-sgd",
+        "privacy.noise=test",
         f"privacy.noise_multiplier={sigma}",
         f"privacy.clip={clip}",
         f"privacy.unit={unit}",
@@ -129,7 +132,7 @@ def test_training_equals_a_hand_written_loop(
 
 def latent_draws(seed: int, secret: Randomness | None, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What the objective of a silo's round was given as its own noise."""
-    trainer, start = trainer_of(federation_of([0] * 40), *RDP, f"seed={seed}")
+    trainer, start = trainer_of(federation_of([0] * 40), *RDP, SEEDED, f"seed={seed}")
     trainer = replace(trainer, secret=secret)
     objective, given = type(trainer.method.phases[0].objective), []
     call = objective.__call__
@@ -158,7 +161,7 @@ def test_who_knows_the_seed_does_not_know_the_objectives_noise_of_a_deployment(m
 
 def test_empty_batches_are_noise_alone() -> None:
     federation = federation_of([0] * 12)
-    trainer, start = trainer_of(federation, *DP, "local.batch_size=1", "local.optimizer=sgd")
+    trainer, start = trainer_of(federation, *DP, SEEDED, "local.batch_size=1", "local.optimizer=sgd")
     result = next(iter(ReferenceEngine(trainer).train(ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,))))))
     counts = [
         len(poisson_sample(StreamNoise(trainer.streams), 12, 1 / 12, Moment(0, 1, step)))
@@ -272,18 +275,46 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
 KEEPING = (*RDP, "privacy.clipping=quantile", "local.keep_optimizer=true", "sharing.scopes.encoder=silo", "rounds=3")
 
 
-@pytest.mark.parametrize("write", [14, 17])  # in the logs and in the checkpoint of round 2, whose silos have paid
-def test_a_killed_run_resumes_bit_for_bit_and_pays_nothing_twice(write: int, tmp_path: Path) -> None:
-    train(tiny_config(*KEEPING), tmp_path / "whole")
-    train_until_write(tiny_config(*KEEPING), tmp_path / "run", write)
-    whole, before = (
-        read_accounts(tmp_path / "whole" / "ledger.sqlite"),
-        read_accounts(tmp_path / "run" / "ledger.sqlite"),
-    )
+# In the logs and in the checkpoint of round 2, whose silos have paid; to keep a secret takes two writes.
+@pytest.mark.parametrize(("noise", "write"), [("test", 14), ("test", 17), ("secure", 16), ("secure", 19)])
+def test_a_killed_run_resumes_bit_for_bit_and_pays_nothing_twice(noise: str, write: int, tmp_path: Path) -> None:
+    """As the whole run from the same seed; with a secret, which no other run has, as a copy of what was left."""
+    config = tiny_config(*KEEPING, f"privacy.noise={noise}")
+    whole = train(config, tmp_path / "whole").folder
+    train_until_write(config, tmp_path / "run", write)
+    before = read_accounts(tmp_path / "run" / "ledger.sqlite")
     assert (load_checkpoint(tmp_path / "run").round, before[0].releases[0].charges) == (1, 2)
-    resume(tmp_path / "run")
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-    assert read_accounts(tmp_path / "run" / "ledger.sqlite") == whole
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for name in ("run", "copy"):
+        assert (tmp_path / name / "noise.key").exists() == (noise == "secure")
+        resume(tmp_path / name)
+        assert not (tmp_path / name / "noise.key").exists()
+        assert read_accounts(tmp_path / name / "ledger.sqlite") == read_accounts(whole.ledger)
+    assert_same_run(tmp_path / "run", whole.path if noise == "test" else tmp_path / "copy")
+    ours, others = (load_checkpoint(path).server for path in (tmp_path / "run", whole.path))
+    assert all(torch.equal(tensor, others[name]) for name, tensor in ours.items()) == (noise == "test")
+
+
+@pytest.mark.parametrize("noise", ["test", "secure"])
+def test_who_tries_all_seeds_finds_no_noise_to_take_away(noise: str, tmp_path: Path) -> None:
+    """The attack: the decoder that was handed on moved by the noise of one step, which some seed of a hundred gives."""
+    settings = (*RDP, "seed=41", "privacy.epsilon=0.05", "local.optimizer=sgd", "local.steps=1", "rounds=1")
+    config = tiny_config(*settings, "method.name=fedvae", f"privacy.noise={noise}")
+    federation = federation_of([0] * 40)
+    experiment = Experiment.of(config, federation)
+    start = initial_state(experiment.method, federation, config).server.blocks
+    left = train(config, tmp_path / "run", federation).generator().server.blocks
+    moved = torch.cat([(left[key][name] - old).flatten() for key in start for name, old in start[key].items()]).double()
+    count = len(moved)
+
+    def likeness(seed: int) -> float:
+        """In standard errors: what is looked for has all of the noise, in the order of the phase's parameters."""
+        trainer = replace(experiment.trainer, config=replace(config, seed=seed))
+        drawn = trainer.seeded.normal(1 + count, Moment(0, 1, 0))[:count].double()
+        return abs(float(torch.corrcoef(torch.stack((drawn, moved)))[0, 1])) * math.sqrt(count)
+
+    found = [seed for seed in range(100) if likeness(seed) > 6]
+    assert found == ([41] if noise == "test" else [])
     assert all("clip-bound/vae" in tensors for tensors in load_checkpoint(tmp_path / "run").silos.values())
 
 
@@ -301,8 +332,8 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
 ) -> None:
     trainer, start = trainer_of(federation_of([0] * 40), *RDP, "privacy.noise_multiplier=4")
     for choice in (before, after):
-        charging = Charging(trainer, tmp_path / "ledger.sqlite")
-        assert charging.admitted(start, RoundContext(1, 2, (0,)), noise_source(choice)).participants == (0,)
+        charging = Charging(trainer, tmp_path / "ledger.sqlite", b"secret")
+        assert charging.admitted(start, RoundContext(1, 2, (0,)), noise_source(choice))[0].participants == (0,)
         charging.close()
     (account,) = read_accounts(tmp_path / "ledger.sqlite")
     assert [release.charges for release in account.releases] == [charges]
@@ -363,7 +394,7 @@ class Onlooker:
 
 
 def test_a_generator_sees_a_public_number_of_rows_and_no_record(tiny_federation: Federation) -> None:
-    trainer, start = trainer_of(tiny_federation, *RDP, "method.name=fedgan", "model.channels=[4]")
+    trainer, start = trainer_of(tiny_federation, *RDP, SEEDED, "method.name=fedgan", "model.channels=[4]")
     judge, make = trainer.method.phases
     looking = replace(make, objective=Onlooker(make.objective, []))
     trainer = replace(trainer, method=replace(trainer.method, phases=(judge, looking)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,7 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
     trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
     (stack,) = stacks_of((trainer,), CPU)
     rows = rows_of_members(stack.members)
-    windows = list(PrivateSchedule(stack, rows, [stack.members[1]], 1).windows(100))
+    windows = list(PrivateSchedule(stack, rows, [stack.members[1]], [trainer.seeded], 1).windows(100))
     assert {window.usual for window in windows} == {True, False}
     assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
     assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
@@ -145,7 +147,8 @@ def test_batches_are_those_that_were_accounted() -> None:
     (stack,) = stacks_of((trainer,), CPU)
     rows = rows_of_members(stack.members)
     found = []
-    for window in PrivateSchedule(stack, rows, [stack.members[i] for i in (1, 2, 0)], 3).windows(3):
+    members = [stack.members[i] for i in (1, 2, 0)]
+    for window in PrivateSchedule(stack, rows, members, [trainer.seeded] * 3, 3).windows(3):
         for step in range(len(window)):
             found.append([drawn_records(window, step, silo) for silo in range(window.silos)])
     assert [len(each) for each in found] == [3, 3, 3, 3, 2, 2, 1, 1]
@@ -209,17 +212,20 @@ def test_a_record_whose_gradient_is_not_a_number_counts_for_nothing_in_either_en
 
 
 def test_the_ledger_does_not_depend_on_the_engine(tmp_path: Path) -> None:
-    """A whole run with budgets of their own: charged alike, and spent alike."""
+    """Whole runs with budgets of their own: charged alike, spent alike, and the same where noise is the same."""
     budgets = ("privacy.noise_multiplier=0", "privacy.epsilon=5", "privacy.budgets.a0=2", "participation.rate=0.6")
     runs = {}
-    for engine in ("fused", "reference"):
-        config = config_of(*PRIVATE, *budgets, "rounds=3", f"engine.name={engine}", "engine.device=cpu")
-        runs[engine] = train(config, tmp_path / engine, LARGER)
-        assert runs[engine].folder.environment["engine_choice"]["name"] == engine
-    ours, wanted = (read_accounts(run.folder.ledger) for run in runs.values())
-    assert ours == wanted
-    assert {account.budget.epsilon for account in ours} == {2, 5}
-    for row, truth in zip(runs["fused"].metrics(), runs["reference"].metrics(), strict=True):
+    for noise, engine in itertools.product(("secure", "test"), ("fused", "reference")):
+        where = ("rounds=3", f"engine.name={engine}", "engine.device=cpu", f"privacy.noise={noise}")
+        run = runs[noise, engine] = train(config_of(*PRIVATE, *budgets, *where), tmp_path / noise / engine, LARGER)
+        assert run.folder.environment["engine_choice"]["name"] == engine
+    accounts = {key: read_accounts(run.folder.ledger) for key, run in runs.items()}
+    assert accounts["secure", "fused"] == accounts["secure", "reference"]
+    assert {account.budget.epsilon for account in accounts["secure", "fused"]} == {2, 5}
+    assert all(0 < account.spent <= account.budget.epsilon for account in accounts["secure", "fused"])
+    assert accounts["test", "fused"] == accounts["test", "reference"]
+    assert {account.spent for account in accounts["test", "fused"]} == {math.inf}
+    for row, truth in zip(runs["test", "fused"].metrics(), runs["test", "reference"].metrics(), strict=True):
         assert row["participants"] == truth["participants"]
         assert row["train/vae/loss"] == pytest.approx(truth["train/vae/loss"], rel=1e-4)
 

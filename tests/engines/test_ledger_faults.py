@@ -30,10 +30,12 @@ def test_a_run_killed_at_any_write_of_its_ledger_pays_for_all_that_it_released(t
     config = tiny_config(*DP, "local.steps=1", "evaluation.trackers=[]")
     run, seen = tmp_path / "run", tmp_path / "seen"
     kills = before = 0
+    secret = b""
     while not live_until_ledger_write(config, FEDERATION, run, kills + 1):
         kills += 1
         if not (run / "ledger.sqlite").exists():
             continue
+        secret = (run / "noise.key").read_bytes()
         ledger = Ledger(run / "ledger.sqlite")
         paid = ledger._rows("SELECT round, silo FROM charges")
         ledger.close()
@@ -44,6 +46,8 @@ def test_a_run_killed_at_any_write_of_its_ledger_pays_for_all_that_it_released(t
     assert kills > 15
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     (copy / "status.json").unlink()
+    assert not (copy / "noise.key").exists(), "a run that has ended does nothing again"
+    (copy / "noise.key").write_bytes(secret)
     shutil.rmtree(copy / "checkpoints" / "round-0002")
     assert live_until_ledger_write(config, FEDERATION, copy, 0)
     for folder in (run, copy):
@@ -67,10 +71,13 @@ class Nobody:
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(count, device=device)
 
+    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        return torch.zeros(len(steps), rows, width)
+
 
 def encoder_after_a_round(secret: Randomness | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Before and after."""
-    experiment = Experiment.of(tiny_config(*DP, "local.optimizer=sgd"), FEDERATION)
+    experiment = Experiment.of(tiny_config(*DP, "privacy.noise=test", "local.optimizer=sgd"), FEDERATION)
     trainer = Trainer(experiment.config, experiment.method, FEDERATION, experiment.trainer.privacy, secret)
     start = initial_state(trainer.method, FEDERATION, trainer.config)
     (task,) = ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,)))

@@ -228,7 +228,7 @@ def members_of(*overrides: tuple[str, ...]) -> list[Member]:
 def drawn(members: Sequence[Member], active: Sequence[int], round: int = 1) -> list[dict[tuple[int, int], Tensor]]:
     """For each step and phase what every silo of a run, both by number, got of the noise of the device."""
     rooms = [torch.zeros(len(members), 40), torch.zeros(len(members), 23)]
-    source, found = DeviceNoise(members, round, rooms, CPU), []
+    source, found = DeviceNoise(members, [member.trainer.seeded for member in members], round, rooms, CPU), []
     for silos in active:
         source.draw(silos)
         owners = [(member.run, member.index) for member in members[:silos]]
@@ -345,7 +345,8 @@ def test_memory_that_runs_out_in_a_round_done_again_costs_that_round_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_pay: bool
 ) -> None:
     """Its noise is not that of the time before; where the budget cannot pay for both, the second is not kept."""
-    budget = () if can_pay else ("privacy.noise_multiplier=0", "privacy.epsilon=4")  # just enough for one round
+    just_enough = ("privacy.noise=secure", "privacy.noise_multiplier=0", "privacy.epsilon=4")  # for one round
+    budget = () if can_pay else just_enough
     experiment = Experiment.of(config_of(*PRIVATE, "rounds=1", *budget), LARGER)
     life = experiment.begin(tmp_path / "run")
 

@@ -26,6 +26,7 @@ from support import equal_bits, federation_of, tiny_config
 
 FEDERATION = federation_of([0] * 40, [1] * 32)
 STEPS = 3
+SEEDED = "privacy.noise=test"
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.accountant=rdp")
 SETTINGS = (*DP, "sharing.scopes.encoder=silo", "local.optimizer=sgd", f"privacy.pretraining={STEPS}")
 
@@ -55,7 +56,7 @@ def test_it_is_as_private_as_a_sum_with_its_share_and_all_together_stay_within_t
 
 def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     """The first round is the pretraining by hand, on the encoder alone, followed by the round without it."""
-    trainer, start = trainer_of()
+    trainer, start = trainer_of(SEEDED)
     task, silo = task_of(trainer, start, 1), FEDERATION.silos[0]
     model = trainer.method.build(site_of(FEDERATION, 0))
     model.load_state_dict(trainer._starting_weights(task, model))
@@ -63,7 +64,7 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     assert [phase.trains for phase in phases] == [("encoder",)]
     learners = [trainer._learner(phase, model, SiloState()) for phase in phases]
     before, mechanism = replace(task, context=RoundContext(0, 2, (0,))), trainer.privacy[0].pretraining_mechanism
-    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.randomness, 16, {}, trainer.made_up(0))
+    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.seeded, 16, {}, trainer.made_up(0))
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert len(list(private.steps(STEPS, model, learners, dict(task.received), lambda *_: {}))) == STEPS
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, fresh[name])}
@@ -78,7 +79,7 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
 
 def test_it_comes_once() -> None:
     """In its second round a silo goes on from what it kept."""
-    trainer, start = trainer_of()
+    trainer, start = trainer_of(SEEDED)
     without = replace(trainer, privacy=tuple(replace(plan, pretraining=0) for plan in trainer.privacy))
     task = replace(task_of(trainer, start, 2), state=trainer.train(task_of(trainer, start, 1)).state)
     assert equal_bits(trainer.train(task).state.tensors, without.train(task).state.tensors)
@@ -93,7 +94,7 @@ def test_a_run_pays_for_it_before_its_first_round(tmp_path: Path) -> None:
 
 def test_a_trial_does_not_pretrain() -> None:
     """Engines try a few steps before a run, for which nobody was charged."""
-    trainer, start = trainer_of()
+    trainer, start = trainer_of(SEEDED)
     task = task_of(trainer, start, 1)
     fresh = trainer._starting_weights(task, trainer.method.build(site_of(FEDERATION, 0)))
     found = trainer.train(replace(task, step_limit=0))

@@ -43,6 +43,7 @@ WIDTH, BOUND = 6, 1.5
 FEDERATION = federation_of([0] * 20, [1] * 33, [0] * 16)
 MOMENTS = BlockKey("moments", "server")
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=3", "privacy.delta=1e-3", "privacy.accountant=rdp")
+SEEDED = (*DP, "privacy.noise=test")
 When = Literal["first", "every", "last"]
 
 
@@ -159,7 +160,7 @@ class OverTheBoundary(ReferenceEngine):
             yield reference._unpacked(*reference._train_in_worker(*reference._packed(task)))
 
 
-@pytest.mark.parametrize(("engine", "overrides"), [(fused, ()), (OverTheBoundary, DP)], ids=["fused", "workers"])
+@pytest.mark.parametrize(("engine", "overrides"), [(fused, ()), (OverTheBoundary, SEEDED)], ids=["fused", "workers"])
 def test_engines_send_the_same_bits(
     engine: Callable[[Trainer], ReferenceEngine | FusedEngine], overrides: tuple[str, ...]
 ) -> None:
@@ -190,7 +191,7 @@ def test_what_the_model_learned_may_be_used() -> None:
 
 def test_nothing_is_sent_in_a_trial() -> None:
     """Engines try a few steps before a run, for which nobody was charged."""
-    trainer = trainer_of(*DP)
+    trainer = trainer_of(*SEEDED)
     (task,) = ReferenceEngine(trainer).tasks(
         initial_state(trainer.method, FEDERATION, trainer.config), RoundContext(1, 2, (0,))
     )
@@ -227,7 +228,7 @@ def test_payloads_alone_share_the_whole_budget() -> None:
 
 
 def test_what_is_sent_is_the_clipped_sum_with_exactly_the_planned_noise() -> None:
-    trainer = planned(tiny_config(*DP), one_shot(), FEDERATION)
+    trainer = planned(tiny_config(*SEEDED), one_shot(), FEDERATION)
     found = sent_by(ReferenceEngine(trainer), trainer)
     for silo, plan in enumerate(trainer.privacy):
         noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, Moment(silo, 1, 0, "moments"))
@@ -244,7 +245,7 @@ def test_subjects_are_clipped_whole() -> None:
     subject = torch.arange(20) // 5  # four subjects of five records
     silo = FEDERATION.silos[0]
     alone = replace(FEDERATION, silos=(replace(silo, train=replace(silo.train, subject=subject)),))
-    trainer = planned(tiny_config(*DP, "privacy.unit=subject"), one_shot(), alone)
+    trainer = planned(tiny_config(*SEEDED, "privacy.unit=subject"), one_shot(), alone)
     assert trainer.privacy[0].units == 4
     total = SUM.clipped(silo.train, Moments(), subject)
     noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, Moment(0, 1, 0, "moments"))
@@ -312,11 +313,11 @@ def test_a_silo_that_cannot_pay_sends_nothing(tmp_path: Path) -> None:
     assert trainer.privacy[0].release_noise == {"moments": 1.0}
     poor = replace(trainer.privacy[1], settings=replace(trainer.privacy[1].settings, epsilon=4.5))
     trainer = replace(trainer, privacy=(trainer.privacy[0], poor, trainer.privacy[2]))
-    charging = Charging(trainer, tmp_path / "ledger.sqlite")
+    charging = Charging(trainer, tmp_path / "ledger.sqlite", b"secret")
     state = initial_state(trainer.method, FEDERATION, trainer.config)
-    assert charging.admitted(state, RoundContext(1, 2, (0, 1, 2))).participants == (0, 1, 2)
+    assert charging.admitted(state, RoundContext(1, 2, (0, 1, 2)))[0].participants == (0, 1, 2)
     with pytest.warns(UserWarning, match="silo 'silo-1' sits out round 2: release 'moments' would raise its epsilon"):
-        assert charging.admitted(state, RoundContext(2, 2, (0, 1, 2))).participants == (0, 2)
+        assert charging.admitted(state, RoundContext(2, 2, (0, 1, 2)))[0].participants == (0, 2)
     charging.close()
 
 

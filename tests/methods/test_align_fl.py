@@ -28,7 +28,7 @@ from support import assert_same_run, equal_bits, tiny_config
 ALIGN = "method.name=align_fl"
 SMALL = ("server.samples=30", "server.epochs=1", "server.batch_size=16")
 TWO = image_federation({"a0": 12, "b0": 9})
-PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0")
+PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0", "privacy.noise=test")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "none": (),
     "dp-sgd": PRIVATE,

@@ -100,13 +100,14 @@ def test_the_clock_and_a_copied_run_do_not_matter(
     assert Ledger(tmp_path / "copy.sqlite").events("north") == ledger.events("north"), "one file is all there is"
 
 
-def test_other_content_under_the_same_noise_is_refused(ledger: Ledger) -> None:
-    """The difference of two such releases would have no noise at all."""
-    ledger.charge("run", "north", 1, "training", EVENT, content="a")
-    with pytest.raises(
-        FedloomError, match="round 1 of run 'run' was already made from other content with the same noise"
-    ):
-        ledger.charge("run", "north", 1, "training", EVENT, content="b")
+def test_other_content_is_another_release(ledger: Ledger) -> None:
+    """Its noise is its own, so both are paid for, and each costs nothing when it is made again."""
+    first, second = (ledger.charge("run", "north", 1, "training", EVENT, content=content) for content in "ab")
+    assert first.new
+    assert second.new
+    again = [ledger.charge("run", "north", 1, "training", EVENT, content=content) for content in "ab"]
+    assert [(charge.number, charge.new) for charge in again] == [(first.number, False), (second.number, False)]
+    assert ledger.events("north") == [EVENT, EVENT]
 
 
 def test_finished_bytes_may_be_sent_again_and_only_those(ledger: Ledger) -> None:

@@ -17,10 +17,14 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState, fresh_blocks
 from fedloom.methods.distil import Distil, Lesson
 from fedloom.privacy.dp_sgd import DPSGD
+from fedloom.privacy.noise import Randomness, StreamNoise
 from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
+
+Secrets = Mapping[int, StreamNoise]  # under a mechanism: what hides the records of each silo in this round
+NO_SECRETS: Secrets = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -57,6 +61,7 @@ class Task:
     state: SiloState
     step_limit: int | None = None  # calibration stops early
     mechanism: DPSGD | None = None  # None: no privacy
+    secret: Randomness | None = None  # of all that records are drawn and hidden by in this round
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Job:
     state: FederationState
     context: RoundContext
     on_silo: Callable[[Result], None]  # hears of each silo as it finishes
+    secrets: Secrets = field(default_factory=dict)
 
 
 Outcome = tuple[FederationState, RoundReport] | Exception
@@ -98,7 +104,11 @@ class Engine(Protocol):
     """Carries out rounds; what is learned does not depend on which engine does it."""
 
     def round(
-        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+        self,
+        state: FederationState,
+        context: RoundContext,
+        on_silo: Callable[[Result], None],
+        secrets: Secrets = NO_SECRETS,
     ) -> tuple[FederationState, RoundReport]:
         """One whole round; ``on_silo`` hears of each silo as it finishes."""
         ...

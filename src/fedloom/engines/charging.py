@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
+from fedloom.privacy.noise import StreamNoise, keyed
 from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
 
@@ -95,28 +97,43 @@ def noise_source(choice: Mapping[str, Any]) -> str:
 
 
 class Charging:
-    """The ledger of a run, and who may take part in a round."""
+    """The ledger of a run, who may take part in a round, and what hides their records in it."""
 
-    def __init__(self, trainer: Trainer, path: Path) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Trainer, path: Path, secret: bytes | None) -> None:
+        """``secret`` is the run's own; None where noise is to come from the seed."""
+        self._trainer, self._secret = trainer, secret
         self._ledger = Ledger(path)
         self._again: dict[int, str] = {}  # silos that had paid before for what they release now, with its inputs
         for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, plan.budget)
 
-    def admitted(self, state: FederationState, context: RoundContext, source: str = "") -> RoundContext:
-        """The round with those silos whose budget pays for it; all of them have paid when this returns.
+    def admitted(
+        self, state: FederationState, context: RoundContext, source: str = ""
+    ) -> tuple[RoundContext, dict[int, StreamNoise]]:
+        """The round with those silos whose budget pays for it, and their secrets; all of them have paid by then.
 
         A round that is done again with noise of another ``source`` is paid for again.
         """
         silos = self._trainer.federation.silos
         server = _digest({f"{key}/{name}": t for key, part in state.server.blocks.items() for name, t in part.items()})
         kept = {index: _digest(state.silos.get(index, SiloState()).tensors) for index in context.participants}
-        paid = self._pay(context.round, source, {i: f"{silos[i].digest}/{server}/{own}" for i, own in kept.items()})
+        given = {i: f"{silos[i].digest}/{server}/{own}" for i, own in kept.items()}
+        paid = self._pay(context.round, source, given)
         if missing := self._too_few(context, len(paid)):
             warnings.warn(missing, FedloomWarning, stacklevel=2)
             paid = []
-        return replace(context, participants=tuple(paid))
+        secrets = {index: self._keyed(context.round, index, source, given[index]) for index in paid}
+        return replace(context, participants=tuple(paid)), secrets
+
+    def _keyed(self, round: int, silo: int, source: str, given: str) -> StreamNoise:
+        """The coins and noise of a query: the same query has the same, and no other shares any."""
+        if self._secret is None:
+            return self._trainer.seeded
+        query = {"experiment": self._experiment(source), "round": round, "silo": silo, "given": given}
+        return keyed(self._secret, json.dumps(query))
+
+    def _experiment(self, source: str) -> str:
+        return self._trainer.config.digest() + source
 
     def noise_changed(self, round: int, source: str) -> None:
         """Pay again for the round just admitted: its noise came from another ``source`` after all.
@@ -133,12 +150,12 @@ class Charging:
 
     def _pay(self, round: int, source: str, inputs: Mapping[int, str]) -> list[int]:
         """Charge silos for what they release from these ``inputs``; returns those whose budget allows it."""
-        run, paid, again = self._trainer.config.digest() + source, list[int](), dict[int, str]()
+        run, paid, again = self._experiment(source), list[int](), dict[int, str]()
+        secret = hashlib.sha256(self._secret or b"").hexdigest()
         for index, given in inputs.items():
             plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
-            # All that determines the release, with the seed (in the configuration) and where the noise comes from:
-            # doing it again is the same one.
-            content = hashlib.sha256(f"{run}/{given}".encode()).hexdigest()
+            # All that determines the release, with where its noise comes from: doing it again is the same one.
+            content = hashlib.sha256(f"{run}/{secret}/{given}".encode()).hexdigest()
             try:
                 charges = self._ledger.charge_all(run, silo.name, round, plan.events(round), content=content)
             except BudgetSpentError as error:

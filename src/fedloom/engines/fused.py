@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport, Taught
+from fedloom.engines.base import NO_SECRETS, FederationState, Job, Outcome, Result, RoundReport, Secrets, Taught
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_places import FIXED, attendance, cheapest_places, fillable
 from fedloom.engines.fused_private import PrivateProgram, probed
@@ -137,10 +137,14 @@ class FusedEngine:
         }
 
     def round(
-        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+        self,
+        state: FederationState,
+        context: RoundContext,
+        on_silo: Callable[[Result], None],
+        secrets: Secrets = NO_SECRETS,
     ) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
-        outcome = self.rounds({0: Job(state, context, on_silo)})[0]
+        outcome = self.rounds({0: Job(state, context, on_silo, secrets)})[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -273,8 +277,8 @@ class FusedEngine:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
         context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
+        program.begin(context, [runs[member.run].secret(member.index) for member in members if member.trainer.privacy])
         schedule = program.schedule(members, context.round, step_limit)
-        program.begin(context, members)
         runner.prepare(schedule.counts(), context.round)
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):

@@ -1,9 +1,9 @@
 """The noise of DP-SGD for a whole chunk of silos, each from the randomness of its own run.
 
-Why it is independent: every draw is seeded by a SHA-256 digest over the seed of the silo's run, the round, and the silo
-and step, or the run's silos that train together. So no two steps, silos or rounds of a run share their noise, runs of
-other seeds share none, and whoever else is packed changes nothing of what a run draws. Runs of one seed draw the same
-numbers, packed or alone: each keeps its own promise, but what two of them release is not independent.
+Why it is independent: every draw is seeded by a SHA-256 digest over the silo's key of this round, or the keys of the
+run's silos that train together, and over the round, silo and step. A key is made of the run's secret and of all that
+defines the silo's query (:mod:`fedloom.privacy.noise`). So no two steps, silos, rounds or runs share their noise, and
+whoever else is packed changes nothing of what a run draws.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Member
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import Moment, StreamNoise, joined
 
 
 class HostNoise:
     """Silo by silo, as the plain loop draws it."""
 
-    def __init__(self, members: Sequence[Member], round: int, rooms: Sequence[Tensor]) -> None:
+    def __init__(
+        self, members: Sequence[Member], secrets: Sequence[StreamNoise], round: int, rooms: Sequence[Tensor]
+    ) -> None:
         """``rooms`` has one for each phase that touches records, (silos, numbers)."""
-        self._sources = [(StreamNoise(member.trainer.streams), member.index) for member in members]
+        self._sources = [(secret, member.index) for member, secret in zip(members, secrets, strict=True)]
         self._rooms, self._round, self._steps = rooms, round, 0
 
     def draw(self, silos: int) -> None:
@@ -60,7 +62,14 @@ class _RunNoise:
 class DeviceNoise:
     """Run by run, by generators of the device."""
 
-    def __init__(self, members: Sequence[Member], round: int, rooms: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        secrets: Sequence[StreamNoise],
+        round: int,
+        rooms: Sequence[Tensor],
+        device: torch.device,
+    ) -> None:
         """``rooms`` has one for each phase that touches records, (silos, numbers)."""
         self._rooms = rooms
         places: dict[int, list[int]] = {}
@@ -69,7 +78,7 @@ class DeviceNoise:
         self._runs = []
         for own in places.values():
             name = f"{round}/{tuple(members[position].index for position in own)}"
-            generator = StreamNoise(members[own[0]].trainer.streams).device_generator(name, device)
+            generator = joined([secrets[position] for position in own]).device_generator(name, device)
             self._runs.append(_RunNoise(own, torch.tensor(own, device=device), generator))
 
     def draw(self, silos: int) -> None:

@@ -14,7 +14,7 @@ from fedloom.engines.fused_batches import Stretches
 from fedloom.engines.fused_stack import Kind, Member, Stack
 from fedloom.engines.private_training import unit_sizes
 from fedloom.methods.base import Phase
-from fedloom.privacy.noise import coins
+from fedloom.privacy.noise import StreamNoise, coins
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import capacity, in_eights, subject_passes
 from fedloom.sharing.plan import Tensors
@@ -72,14 +72,16 @@ class PrivateSchedule(Stretches):
         stack: Stack,
         rows: Mapping[Member, int],
         members: Sequence[Member],
+        secrets: Sequence[StreamNoise],
         round: int,
         limit: int | None = None,
     ) -> None:
-        """``rows`` of a pass of each member of the stack."""
+        """``rows`` of a pass of each member of the stack; ``secrets`` hide the records of those of the chunk."""
         super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
         plans = [member.plan for member in members]
         self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
         self._seeds = [member.trainer.config.seed for member in members]
+        self._keys = [secret.streams.seed for secret in secrets]
         self._private = [phase for phase in self._phases if phase.touches_records]
         self._device = device = stack.device
         self._number = torch.tensor([member.index for member in members], device=device)
@@ -133,8 +135,9 @@ class PrivateSchedule(Stretches):
 
     def _noise(self, phase: Phase, steps: Tensor, silos: int, rows: int) -> Tensors:
         """By name, each (steps, silos, rows, *shape)."""
+        keys = self._keys if phase.touches_records else self._seeds
         return {
-            NOISE + name: streams_of(self._seeds[:silos])
+            NOISE + name: streams_of(keys[:silos])
             .normal(
                 f"noise/{phase.name}/{name}",
                 rows,
@@ -150,7 +153,7 @@ class PrivateSchedule(Stretches):
 
     def _drawn(self, moments: Tensor, silos: int) -> _Drawn:
         chosen = coins(
-            streams_of(self._seeds[:silos]),
+            streams_of(self._keys[:silos]),
             self._longest,
             silo=self._number[:silos],
             round=self._round,

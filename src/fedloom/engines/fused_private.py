@@ -43,6 +43,7 @@ from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.privacy.noise import StreamNoise
 from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
 
@@ -206,12 +207,13 @@ class PrivateProgram(StackProgram):
         self._bounds = {number: torch.zeros(size, device=self._device) for number in self._clipped}
         self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
-        self._source: HostNoise | DeviceNoise = HostNoise((), 0, ())
+        self._secrets: Sequence[StreamNoise] = ()
+        self._source: HostNoise | DeviceNoise = HostNoise((), (), 0, ())
 
-    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:
-        """A new round, and the members of a chunk."""
-        super().begin(context, members)
-        self._round = context.round
+    def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
+        """A new round, and what hides the records of each member of a chunk."""
+        super().begin(context, secrets)
+        self._round, self._secrets = context.round, secrets
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Also each silo's clip bounds, scales and public rows, all by the plan of its own run."""
@@ -227,13 +229,13 @@ class PrivateProgram(StackProgram):
             found = zip(kept, mechanisms, strict=True)
             bounds[:silos] = torch.stack([own.get(name, mechanism.clipping.start()) for own, mechanism in found])
         if self._host_noise:
-            self._source = HostNoise(members, self._round, list(self._flat.values()))
+            self._source = HostNoise(members, self._secrets, self._round, list(self._flat.values()))
         else:
-            self._source = DeviceNoise(members, self._round, list(self._drawn.values()), self._device)
+            self._source = DeviceNoise(members, self._secrets, self._round, list(self._drawn.values()), self._device)
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """Poisson batches."""
-        return PrivateSchedule(self._stack, self._rows, members, round, limit)
+        return PrivateSchedule(self._stack, self._rows, members, self._secrets, round, limit)
 
     @property
     def numbers_per_step(self) -> int:

@@ -18,6 +18,7 @@ from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
+from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.plan import Tensors
 
 
@@ -53,8 +54,8 @@ class StackProgram:
             for phase in phases
         ]
 
-    def begin(self, context: RoundContext, members: Sequence[Member]) -> None:  # noqa: ARG002 - all alike here
-        """A new round, and the members of a chunk."""
+    def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:  # noqa: ARG002 - nothing is hidden
+        """A new round, and under a mechanism what hides the records of each member of a chunk."""
         self._context = WatchedContext(context)
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:

@@ -13,6 +13,7 @@ from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Mean, ServerState
 from fedloom.methods.distil import Lesson
+from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.plan import Tensors
 from fedloom.sharing.update import Update, check_update, pass_egress
 
@@ -99,6 +100,15 @@ class RunRound:
             self.results.append(whole)
             self.job.on_silo(whole)
 
+    def secret(self, silo: int) -> StreamNoise:
+        """What a silo's records are drawn and hidden by in this round."""
+        found = self._trainer.randomness(self.job.secrets.get(silo), trial=self._trial)
+        assert isinstance(found, StreamNoise), "silos that train together draw from streams"
+        return found
+
+    def _payloads(self, silo: int, weights: Tensors) -> dict[str, Tensors]:
+        return self._trainer.payloads(silo, weights, self.job.context, self.job.secrets.get(silo))
+
     def step(self, device: torch.device) -> None:
         """The server step; a lesson that follows from it is prepared on ``device``."""
         if self.error is not None:
@@ -134,7 +144,7 @@ class RunRound:
             round=self.job.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
             weights=member.records,
-            payloads={} if self._trial else self._trainer.payloads(member.index, mine, self.job.context),
+            payloads={} if self._trial else self._payloads(member.index, mine),
         )
         egress = pass_egress(update, plan, site, parts)
         if update.payloads:

@@ -21,7 +21,7 @@ from fedloom.methods.base import Phase
 from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
-from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
 from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
@@ -66,11 +66,10 @@ class PrivateTraining:
     silo: Silo
     task: Task
     streams: Streams
-    randomness: Randomness  # of coins and noise
+    randomness: Randomness  # of coins, noise, and what objectives draw for records
     batch_size: int
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
     made_up: Records  # a few rows to try phases on
-    secret: Randomness | None = None  # of the objective's own noise on records; None: the experiment's streams
     sealed: bool = False  # that records fail stays inside
 
     def steps(
@@ -210,15 +209,8 @@ class PrivateTraining:
         Its rows go to the examples as they were drawn, so one record more shifts those of the others: whoever knew them
         would see the sum move by more than one clipped gradient.
         """
-        silo, round = self.task.silo, self.task.context.round
-        if self.secret is None or not phase.touches_records:
-            return objective_noise(self.streams, phase, rows, silo, round, steps)
-        noise = {}
-        for name, shape in phase.objective.noise.items():
-            moment = Moment(silo, round, int(steps[0]), f"objective/{phase.name}/{name}")
-            numbers = self.secret.normal(len(steps) * rows * math.prod(shape), moment).to(torch.float32)
-            noise[name] = numbers.reshape(len(steps), rows, *shape)
-        return noise
+        source = self.randomness if phase.touches_records else StreamNoise(self.streams)
+        return objective_noise(source, phase, rows, self.task.silo, self.task.context.round, steps)
 
 
 def unit_sizes(silo: Silo, subject: Tensor | None) -> Tensor:
@@ -232,13 +224,13 @@ def batch_passes(chosen: Tensor, subject: Tensor | None, rows: int) -> list[Pass
 
 
 def objective_noise(
-    streams: Streams, phase: Phase, rows: int, silo: int, round: int, steps: Tensor
+    source: Randomness, phase: Phase, rows: int, silo: int, round: int, steps: Tensor
 ) -> dict[str, Tensor]:
     """The noise that ``rows`` examples need in each of the steps, (steps, rows, ...)."""
     return {
-        name: streams.normal(
-            f"noise/{phase.name}/{name}", rows, math.prod(shape), silo=silo, round=round, step=steps
-        ).reshape(len(steps), rows, *shape)
+        name: source.examples(f"noise/{phase.name}/{name}", rows, math.prod(shape), silo, round, steps).reshape(
+            len(steps), rows, *shape
+        )
         for name, shape in phase.objective.noise.items()
     }
 
@@ -273,7 +265,7 @@ def trial_of(
     """A phase's losses as a function of a few examples, and those examples."""
     device, index = next(model.parameters()).device, torch.tensor(rows)
     batch = batch_of(made_up.take(index).to(device), torch.arange(len(rows)))
-    noises = objective_noise(streams, phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
+    noises = objective_noise(StreamNoise(streams), phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
     noise = {name: tensor[0, index].to(device) for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     context = RoundContext(1, 1, ())

@@ -19,9 +19,11 @@ import torch
 from safetensors.torch import load, save
 
 from fedloom.engines.base import (
+    NO_SECRETS,
     FederationState,
     Result,
     RoundReport,
+    Secrets,
     SiloState,
     Task,
     Taught,
@@ -76,11 +78,15 @@ class ReferenceEngine:
         return {"name": "reference", "device": "cpu", "threads": self.threads}
 
     def round(
-        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+        self,
+        state: FederationState,
+        context: RoundContext,
+        on_silo: Callable[[Result], None],
+        secrets: Secrets = NO_SECRETS,
     ) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
         results = []
-        for result in self.train(self.tasks(state, context)):
+        for result in self.train(self.tasks(state, context, secrets)):
             on_silo(result)
             results.append(result)
         return conclude(self._trainer.method, state, context, results, self._trainer.streams, school=self)
@@ -95,7 +101,7 @@ class ReferenceEngine:
         trainer = lesson_trainer(self._trainer.config, lesson)
         return taught(trainer.train(Task(0, lesson_context(lesson), {}, state_before(lesson))))
 
-    def tasks(self, state: FederationState, context: RoundContext) -> list[Task]:
+    def tasks(self, state: FederationState, context: RoundContext, secrets: Secrets = NO_SECRETS) -> list[Task]:
         """What each participant is sent and has kept."""
         plan, federation, privacy = self._trainer.method.plan, self._trainer.federation, self._trainer.privacy
         return [
@@ -105,6 +111,7 @@ class ReferenceEngine:
                 received=received_by(plan, state.server, site_of(federation, index)),
                 state=state.silos.get(index, SiloState()),
                 mechanism=privacy[index].mechanism(context.round) if privacy else None,
+                secret=secrets.get(index),
             )
             for index in context.participants
         ]

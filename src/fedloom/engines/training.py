@@ -17,6 +17,7 @@ from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private, made_up_records, objective_noise
+from fedloom.errors import FedloomError
 from fedloom.federation.records import Batch, Federation, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
@@ -50,7 +51,7 @@ class Trainer:
     method: Method
     federation: Federation
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
-    secret: Randomness | None = None  # of all that records are drawn and hidden by; None: the experiment's streams
+    secret: Randomness | None = None  # of all that records are drawn and hidden by, where no task brings its own
     sealed: bool = False  # that single records fail must not be seen from outside
 
     @cached_property
@@ -58,10 +59,17 @@ class Trainer:
         """The experiment's random streams."""
         return Streams(self.config.seed)
 
+    def randomness(self, secret: Randomness | None, *, trial: bool = False) -> Randomness:
+        """What a silo's records are drawn and hidden by in a round: its ``secret``, or the seed where that will do."""
+        found = secret or self.secret
+        if found is None and not (trial or self.config.privacy.noise == "test"):
+            raise FedloomError("a round under DP-SGD was begun without a secret for its noise")
+        return found or self.seeded
+
     @cached_property
-    def randomness(self) -> Randomness:
-        """Of the mechanism's coins and noise."""
-        return self.secret or StreamNoise(self.streams)
+    def seeded(self) -> StreamNoise:
+        """The randomness of the experiment's seed."""
+        return StreamNoise(self.streams)
 
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
@@ -100,7 +108,7 @@ class Trainer:
             round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
             weights=self.weights(task.silo),
-            payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context),
+            payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context, task.secret),
         )
         return Result(
             silo=task.silo,
@@ -141,11 +149,10 @@ class Trainer:
                 silo,
                 task,
                 self.streams,
-                self.randomness,
+                self.randomness(task.secret, trial=task.step_limit is not None),
                 self.config.local.batch_size,
                 bounds,
                 self.made_up(task.silo),
-                self.secret,
                 self.sealed,
             )
             yield from private.steps(limit, model, learners, received, plain_step)
@@ -198,7 +205,7 @@ class Trainer:
             order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
             steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
             noise = [
-                objective_noise(self.streams, phase, min(size, count), task.silo, task.context.round, steps)
+                objective_noise(self.seeded, phase, min(size, count), task.silo, task.context.round, steps)
                 for phase in self.method.phases
             ]
             for i in range(per_epoch):
@@ -260,7 +267,9 @@ class Trainer:
         """A few rows like those of a silo, to try things on."""
         return made_up_records(self.federation.silos[silo], len(self.federation.classes), self.streams)
 
-    def payloads(self, silo: int, weights: Mapping[str, Tensor], context: RoundContext) -> dict[str, Tensors]:
+    def payloads(
+        self, silo: int, weights: Mapping[str, Tensor], context: RoundContext, secret: Randomness | None
+    ) -> dict[str, Tensors]:
         """What a silo sends beside its blocks in a round, given its model's weights after training.
 
         Under a mechanism it must have been charged before this is called.
@@ -278,7 +287,7 @@ class Trainer:
                 unit = unit_numbers(owner, plan.settings.unit)
                 multiplier = plan.trust.share * plan.release_noise[release.name]
                 shapes = release.payload.shapes if self.sealed else None
-                noise = SumNoise(multiplier, unit, self.randomness, shapes)
+                noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
             found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
         return found
 

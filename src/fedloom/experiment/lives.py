@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedloom.engines.base import Engine, FederationState, Job, Outcome, Result, RoundReport
+from fedloom.engines.base import NO_SECRETS, Engine, FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.charging import Charging, noise_source
 from fedloom.engines.choice import make_engine
 from fedloom.errors import RunFolderError
@@ -81,7 +81,7 @@ class Life:
         config, trainer, observer = experiment.config, experiment.trainer, self.observer
         folder.keep_coins({found.silo: found.included.tolist() for found in experiment.federation.canaries})
         trackers = open_trackers(config, folder.path, state.round)
-        charging = Charging(trainer, folder.ledger) if trainer.privacy else None
+        charging = Charging(trainer, folder.ledger, self._secret()) if trainer.privacy else None
         overflow = Overflow(folder.overflow, int(config.engine.state_memory * 1e6))
         noted = self._note(engine)
         try:
@@ -90,11 +90,12 @@ class Life:
             observer.started(experiment, engine, state.round)
             while state.round < config.rounds:
                 start = time.perf_counter()
-                context = experiment.context(state.round + 1)
+                context, secrets = experiment.context(state.round + 1), NO_SECRETS
                 if charging is not None:
-                    context = charging.admitted(state, context, noise_source(engine.choice()))
+                    context, secrets = charging.admitted(state, context, noise_source(engine.choice()))
                 before = time.perf_counter() - start
-                state, report, training = yield Job(state, context, partial(_silo_done, overflow, observer, context))
+                on_silo = partial(_silo_done, overflow, observer, context)
+                state, report, training = yield Job(state, context, on_silo, secrets)
                 changed = engine.choice() != noted
                 if changed:  # memory ran out: known before anything of this round is, for who resumes
                     noted = self._note(engine)
@@ -130,6 +131,10 @@ class Life:
                 charging.close()
             for tracker in trackers:
                 tracker.close()
+
+    def _secret(self) -> bytes | None:
+        """Of the run's noise; None where it is to come from the seed."""
+        return None if self.experiment.config.privacy.noise == "test" else self.folder.secret()
 
     def _note(self, engine: Engine) -> dict[str, Any]:
         """Write down what the engine has chosen."""
@@ -203,7 +208,7 @@ def _row(report: RoundReport) -> dict[str, Any]:
 
 def _attempted(engine: Engine, job: Job) -> Outcome:
     try:
-        return engine.round(job.state, job.context, job.on_silo)
+        return engine.round(job.state, job.context, job.on_silo, job.secrets)
     except Exception as error:
         return error
 

@@ -1,12 +1,18 @@
-"""Where a mechanism's randomness comes from: named streams in a simulation, a cryptographic generator in a deployment.
+"""Where a mechanism's randomness comes from: the operating system, anew for every draw or by a key that it gave.
 
-Whoever can foretell the coins of the sampling or the noise can undo the mechanism, so both come from here.
+Whoever can foretell the coins of the sampling or the noise can undo the mechanism, so both come from here. A deployment
+draws everything anew. A simulation, which must be able to do a round again as it was, keeps one secret for as long as
+its run may be resumed, and draws from streams under a key that is made of that secret and of all that defines a query
+(:func:`keyed`): the same query has the same noise, and two queries never share any.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,10 +60,14 @@ class Randomness(Protocol):
         """Standard normal numbers."""
         ...
 
+    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Standard normal numbers for the rows that an objective sees in several steps, (steps, rows, width)."""
+        ...
+
 
 @dataclass(frozen=True)
 class StreamNoise:
-    """A function of the experiment's seed and the moment, whatever engine asks. Simulation only.
+    """A function of the streams' key and the moment, whatever engine asks. Simulation only.
 
     Coins come from the named streams, the same on every device. Noise is too much for those: it comes from a fast
     generator of the device that asks, which the moment seeds with 64 bits or more. Torch's generator of the CPU heeds
@@ -68,7 +78,7 @@ class StreamNoise:
 
     @property
     def repeatable(self) -> bool:
-        """A pure function of seed and moment."""
+        """A pure function of key and moment."""
         return True
 
     def uniform(self, count: int, moment: Moment) -> Tensor:
@@ -83,6 +93,10 @@ class StreamNoise:
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
         """Float32."""
         return self.fill(torch.empty(count, device=device), moment)
+
+    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Float32; a row does not depend on the number of rows."""
+        return self.streams.normal(purpose, rows, width, silo=silo, round=round, step=steps)
 
     def fill(self, numbers: Tensor, moment: Moment) -> Tensor:
         """Standard normal numbers, in place."""
@@ -106,6 +120,20 @@ class StreamNoise:
         """An accelerator's own generator, seeded for this name."""
         high, low = self.streams.key(f"{NOISE}/{name}")
         return torch.Generator(device).manual_seed(high << 32 | low)
+
+
+def keyed(secret: bytes, query: str) -> StreamNoise:
+    """The randomness of one query, which is described in full; it tells nothing of the secret or of another query's."""
+    return StreamNoise(Streams(int.from_bytes(hmac.digest(secret, query.encode(), "sha256"), "big")))
+
+
+def joined(sources: Sequence[StreamNoise]) -> StreamNoise:
+    """The randomness of several queries that are answered together."""
+    keys = {source.streams.seed for source in sources}
+    if len(keys) == 1:
+        return sources[0]
+    text = "/".join(str(source.streams.seed) for source in sources)
+    return StreamNoise(Streams(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")))
 
 
 def coins(
@@ -150,6 +178,11 @@ class SecureNoise:
         angle = 2.0 * math.pi * _secure_uniform(half)
         numbers = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
         return torch.from_numpy(numbers).to(device)
+
+    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
+        """Float32."""
+        numbers = self.normal(len(steps) * rows * width, Moment(silo, round, int(steps[0]), purpose))
+        return numbers.to(torch.float32).reshape(len(steps), rows, width)
 
 
 def _secure_uniform(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -16,6 +16,7 @@ from fedloom.privacy.accounting import (
     Budget,
     Event,
     Gaussian,
+    NoGuarantee,
     allocation,
     calibrate,
     check_delta,
@@ -31,6 +32,7 @@ from fedloom.privacy.sampling import sampling_rate
 from fedloom.privacy.trust import Local, Trust
 
 PRETRAINING_SHARE = 0.1  # of the budget
+REPEATABLE = "its noise comes from the experiment's seed, so that anybody can take it away again"
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
     "fixed": Fixed,
     "quantile": lambda bound: Quantile(initial=bound),
@@ -199,7 +201,8 @@ class SiloPlan:
         update: dict[str, Event] = {UPDATE: self.mechanism(round).event(self.steps)} if self.steps else {}
         if self.pretrains(round):
             update[PRETRAINING] = self.pretraining_mechanism.event(self.pretraining)
-        return update | {each.name: cost_of(each.statistic, self.release_noise.get(each.name, 0.0)) for each in due}
+        update |= {each.name: cost_of(each.statistic, self.release_noise.get(each.name, 0.0)) for each in due}
+        return dict.fromkeys(update, NoGuarantee(self.problem)) if self.settings.noise == "test" else update
 
     @property
     def problem(self) -> str:
@@ -207,7 +210,8 @@ class SiloPlan:
         problems = (
             f"payload '{each.name}': {each.statistic.problem}" for each in self.releases if each.statistic.problem
         )
-        return (self._mechanism(1.0).problem if self.steps else "") or next(problems, "")
+        repeatable = REPEATABLE if self.settings.noise == "test" else ""
+        return (self._mechanism(1.0).problem if self.steps else "") or next(problems, repeatable)
 
     def _mechanism(self, noise: float) -> DPSGD:
         settings = self.settings

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Either the old file or the whole new one is there, never a part."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Either the old file or the whole new one is there, never a part; ``mode`` less what the process masks."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explained(path):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

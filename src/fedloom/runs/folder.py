@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import shlex
 import shutil
 import sys
@@ -23,6 +24,7 @@ from fedloom.runs.files import append_lines, explained, read_lines, write_atomic
 from fedloom.runs.metrics import is_metric
 
 ENDS = ("finished", "diverged")
+SECRET_FILE, SECRET = "noise.key", 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,13 @@ class RunFolder:
     def ledger(self) -> Path:
         """Where a simulated run under DP-SGD keeps account of what it spent."""
         return self.path / "ledger.sqlite"
+
+    def secret(self) -> bytes:
+        """What a private run's noise is drawn from: made at its start, and gone as soon as it has ended."""
+        path = self.path / SECRET_FILE
+        if not path.exists():
+            write_atomically(path, secrets.token_bytes(SECRET), mode=0o600)
+        return path.read_bytes()
 
     @property
     def not_for_release(self) -> str:
@@ -171,6 +180,7 @@ class RunFolder:
         """Record how the run ended: one of ``ENDS``, ``diverged`` with the reason."""
         status = {"state": state, "round": round_number, "reason": reason}
         write_atomically(self.path / "status.json", json.dumps(status, indent=2).encode())
+        (self.path / SECRET_FILE).unlink(missing_ok=True)  # nothing will be done again
 
     @property
     def status(self) -> dict[str, Any]:

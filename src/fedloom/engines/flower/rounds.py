@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 import torch
 
-from fedloom.engines.base import FederationState, Result, RoundReport, SiloState, conclude, received_by, site_of
+from fedloom.engines.base import (
+    NO_SECRETS,
+    FederationState,
+    Result,
+    RoundReport,
+    Secrets,
+    SiloState,
+    conclude,
+    received_by,
+    site_of,
+)
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
 from fedloom.engines.flower.rules import RoundRules
@@ -112,7 +122,11 @@ class FlowerEngine:
         self._server.close()
 
     def round(
-        self, state: FederationState, context: RoundContext, on_silo: Callable[[Result], None]
+        self,
+        state: FederationState,
+        context: RoundContext,
+        on_silo: Callable[[Result], None],
+        secrets: Secrets = NO_SECRETS,  # noqa: ARG002 - each silo has its own
     ) -> tuple[FederationState, RoundReport]:
         """One round, with the updates of those who sent a good one in time."""
         progress = _Progress(state, context, on_silo)

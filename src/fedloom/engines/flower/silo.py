@@ -24,9 +24,10 @@ from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
-from fedloom.privacy.noise import deployment_noise
+from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.planning import SiloPlan
 from fedloom.runs.folder import RunFolder
+from fedloom.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class SiloService:
         self._screening(config)
         known = self._prepared.pop(config.digest(), None) or self._prepare(config)
         grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
-        secret = None if grant.repeatable else deployment_noise(None)
+        secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
             known = replace(known, trainer=replace(known.trainer, secret=secret), grant=grant)
         self._prepared[config.digest()] = known
