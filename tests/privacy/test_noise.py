@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from scipy.stats import kstest
+from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise, deployment_noise
+from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise, deployment_noise, joined, keyed
 from fedloom.streams import Streams
 
+SECRET = bytes(range(32))
 SOURCES: dict[str, Randomness] = {
     "streams": StreamNoise(Streams(4)),
+    "keyed": keyed(SECRET, "a query"),
     "secure": SecureNoise(),
 }
 NOW = Moment(silo=2, round=3, step=5)
@@ -34,7 +38,14 @@ def test_noise_is_standard_normal_and_coins_are_uniform(source: Randomness) -> N
 def test_only_seeded_sources_repeat_themselves_and_only_in_the_same_moment(name: str) -> None:
     source = SOURCES[name]
     assert source.repeatable == (name != "secure")
-    for draw in (lambda moment: source.normal(50, moment), lambda moment: source.uniform(50, moment)):
+    steps = torch.arange(2)
+    draws: tuple[Callable[[Moment], Tensor], ...] = (
+        lambda moment: source.normal(50, moment),
+        lambda moment: source.uniform(50, moment),
+        lambda moment: source.coins(9, moment.silo, moment.round, moment.step + steps),
+        lambda moment: source.examples("latents", 3, 4, moment.silo, moment.round, moment.step + steps),
+    )
+    for draw in draws:
         assert torch.equal(draw(NOW), draw(Moment(2, 3, 5))) == source.repeatable
         for other in (Moment(1, 3, 5), Moment(2, 4, 5), Moment(2, 3, 6)):
             assert not torch.equal(draw(NOW), draw(other))
@@ -48,6 +59,30 @@ def test_every_bit_of_a_moments_seed_changes_the_noise(monkeypatch: pytest.Monke
         monkeypatch.setattr(Streams, "digest", lambda self, purpose, digest=digest: digest)
         drawn.add(tuple(StreamNoise(Streams(4)).normal(4, NOW).tolist()))
     assert len(drawn) == 128
+
+
+def test_a_key_is_made_of_the_secret_and_of_every_letter_of_the_query() -> None:
+    """The same query has the same noise; no two queries, and no two secrets, share any."""
+    assert keyed(SECRET, "a query") == SOURCES["keyed"]
+    others = [keyed(SECRET, "a querz"), keyed(SECRET, "a query "), keyed(bytes(32), "a query"), keyed(SECRET, "")]
+    drawn = [source.normal(20, NOW) for source in (SOURCES["keyed"], *others)]
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == 5
+    assert all(source.streams.seed.bit_length() > 200 for source in others), "no seed that can be tried"
+
+
+def test_what_is_answered_together_has_the_noise_of_all_and_alone_its_own() -> None:
+    one, other = keyed(SECRET, "one"), keyed(SECRET, "other")
+    assert joined([one, one]) == one
+    assert len({joined(sources).streams.seed for sources in ([one], [other], [one, other], [other, one])}) == 4
+
+
+def test_examples_are_standard_normal_and_a_row_does_not_depend_on_their_number() -> None:
+    for source in SOURCES.values():
+        found = source.examples("latents", 500, 20, 1, 2, torch.arange(20))
+        assert (found.shape, found.dtype) == ((20, 500, 20), torch.float32)
+        assert kstest(found.flatten().numpy(), "norm").pvalue > 1e-9
+    few, many = (SOURCES["keyed"].examples("latents", rows, 20, 1, 2, torch.arange(3)) for rows in (5, 9))
+    assert torch.equal(many[:, :5], few)
 
 
 def test_secure_noise_is_float64() -> None:
