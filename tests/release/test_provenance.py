@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from fedloom.config import AuditConfig, Config
-from fedloom.errors import ConfigError, FedloomWarning, RunFolderError
-from fedloom.experiment import Run, load
+from fedloom.errors import ConfigError, RunFolderError
+from fedloom.experiment import Run, load, train
 from fedloom.privacy.ledger import read_accounts, told
 from fedloom.release.cards import dataset_card
 from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
 from fedloom.release.synthesis import Order, synthesize
+from labelled_vectors import labelled_federation
 from support import names_in
 
 Changed = Callable[[Run], Run]
@@ -58,16 +59,31 @@ def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(priva
     found = provenance_of(private)
     assert found.objections == ()
     assert (found.silos, found.rounds, found.epsilon) == (2, 3, spent(private))
-    with pytest.warns(FedloomWarning, match="its noise came from a seed"):
-        check_risk(found, private.folder, accepted=False)
+    check_risk(found, private.folder, accepted=False)
     header, text = card_of(found)
     assert "differential-privacy" in header["tags"]
     assert f"- guarantee: ({told(spent(private))}, {found.delta:g})-differential privacy for each record" in text
     assert f"- epsilon spent: {told(spent(private))}\n- delta: {found.delta:g}\n" in text
     assert "- trust: local: each silo adds all its own noise" in text
-    assert "cannot guess it" in text
+    assert "- noise: drawn from a secret of the operating system, which was thrown away when the run had ended" in text
     assert "the records of 2 silos" in text
     assert "--accept-risk" not in text
+
+
+def test_noise_that_a_seed_gives_is_no_guarantee(private: Run, tmp_path: Path) -> None:
+    """Neither where it was asked for, nor where an older version knew no other."""
+    old = load(shutil.copytree(private.folder.path, tmp_path / "old"))
+    facts = {key: value for key, value in old.folder.environment.items() if key != "noise"}
+    (old.folder.path / "environment.json").write_text(json.dumps(facts), encoding="utf-8")
+    seeded = replace(private.config, privacy=replace(private.config.privacy, noise="test"))
+    asked_for = train(seeded, tmp_path / "seeded", labelled_federation())
+    for run, why in ((old, "an older version drew the run's noise from its seed"), (asked_for, "experiment's seed")):
+        found = provenance_of(run)
+        assert (found.epsilon, "noise" in found.privacy) == (None, False)
+        assert found.guarantee.startswith("no DP guarantee")
+        assert why in found.guarantee
+        with pytest.raises(ConfigError, match="--accept-risk"):
+            check_risk(found, run.folder, accepted=False)
 
 
 def test_a_run_without_a_guarantee_needs_the_flag_and_its_card_says_so(images: Run, tmp_path: Path) -> None:
@@ -163,8 +179,7 @@ def test_a_name_cannot_break_the_card(images: Run) -> None:
 
 
 def test_nothing_of_a_run_names_its_silos_or_seed(private: Run, tmp_path: Path) -> None:
-    with pytest.warns(FedloomWarning):
-        synthesize(private, tmp_path / "out", Order(records=3, form="npz", seed=8))
+    synthesize(private, tmp_path / "out", Order(records=3, form="npz", seed=8))
     manifest = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
     assert json.loads(manifest)["run"]["config"] == private.config.digest_without_seed()
     for text in (manifest, (tmp_path / "out" / "README.md").read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""Private runs here are simulated, which a warning says each time."""
+"""Synthetic data sets: files, cards, manifests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from fedloom.release.parcel import file_names
 from fedloom.release.synthesis import Order, apportioned, counts_of, synthesize
 from fedloom.streams import Streams
 from support import names_in
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*its noise came from a seed")
 
 
 def made(run: Run, out: Path, records: int, form: str, labels: str = "", seed: int = 0) -> dict[str, Any]:

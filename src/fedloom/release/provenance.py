@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedloom.errors import ConfigError, FedloomWarning, RunFolderError, unknown
+from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.privacy.ledger import told
 from fedloom.privacy.summary import NONE, summarise
@@ -15,10 +14,7 @@ from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import is_metric
 
 FLAG = "--accept-risk"
-SEEDED = (
-    "the run was simulated, so its noise came from a seed: the guarantee holds against those who cannot guess it; it "
-    "is no part of this release"
-)
+THROWN_AWAY = "drawn from a secret of the operating system, which was thrown away when the run had ended"
 
 
 class ReleasedRun(Protocol):
@@ -47,7 +43,7 @@ class Provenance:
     """A finished run in plain values: what a card says of it."""
 
     name: str
-    config: str  # its digest, whatever the seed: noise of a simulation could be told from it
+    config: str  # its digest, whatever the seed
     method: str
     options: Mapping[str, Any]
     source: str  # of the records, by name
@@ -86,12 +82,15 @@ def provenance_of(run: ReleasedRun, limits: Sequence[Limits] = ()) -> Provenance
     config, rounds = folder.config, folder.rounds_done
     summary = summarise(config.privacy, folder.ledger)
     deployed = folder.environment.get("engine_choice", {}).get("name") == "flower"
-    guarantee, privacy = summary.guarantee, dict(summary.parts)
+    guarantee, privacy, epsilon = summary.guarantee, dict(summary.parts), summary.epsilon
     if config.privacy.mechanism != "none" and not folder.ledger.is_file():
         where = "the ledgers of a deployment lie at its silos" if deployed else "it was removed"
         guarantee = f"{NONE} can be shown: the run has no ledger ({where})"
-    elif summary.epsilon is not None and not deployed:
-        privacy["noise"] = SEEDED
+    elif epsilon is not None and not deployed:
+        if folder.kept_noise_secret:
+            privacy["noise"] = THROWN_AWAY
+        else:
+            guarantee, epsilon = f"{NONE} can be shown: an older version drew the run's noise from its seed", None
     return Provenance(
         name=config.name,
         config=config.digest_without_seed(),
@@ -101,16 +100,16 @@ def provenance_of(run: ReleasedRun, limits: Sequence[Limits] = ()) -> Provenance
         rounds=rounds,
         silos=len({row["silo"] for row in folder.egress()}),
         guarantee=guarantee,
-        epsilon=summary.epsilon,
+        epsilon=epsilon,
         delta=max((account.budget.delta for account in summary.accounts), default=None),
         privacy=privacy,
         audit=_audit(folder.audit, rounds),
         metrics=_metrics(folder, rounds),
         objections=(
-            *((guarantee,) if summary.epsilon is None else ()),
+            *((guarantee,) if epsilon is None else ()),
             *((folder.not_for_release,) if folder.not_for_release else ()),
             *(("an audit refuted the epsilon that is claimed",) if folder.audit.get("refuted") else ()),
-            *_beyond(limits, summary.epsilon, max((a.budget.delta for a in summary.accounts), default=0.0)),
+            *_beyond(limits, epsilon, max((a.budget.delta for a in summary.accounts), default=0.0)),
         ),
     )
 
@@ -135,8 +134,6 @@ def check_risk(provenance: Provenance, folder: RunFolder, accepted: bool) -> Non
             f"{folder.path} is not handed on ({'; '.join(provenance.objections)}); {FLAG} does it all the same, and "
             "the card says so"
         )
-    if "noise" in provenance.privacy:
-        warnings.warn(f"{folder.path}: {provenance.privacy['noise']}", FedloomWarning, stacklevel=2)
 
 
 def _beyond(limits: Sequence[Limits], epsilon: float | None, delta: float) -> list[str]:

@@ -25,6 +25,7 @@ from fedloom.runs.metrics import is_metric
 
 ENDS = ("finished", "diverged")
 SECRET_FILE, SECRET = "noise.key", 32  # bytes
+NOISE = "noise"  # in environment.json
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,14 @@ class RunFolder:
         path = self.path / SECRET_FILE
         if not path.exists():
             write_atomically(path, secrets.token_bytes(SECRET), mode=0o600)
+        if not self.rounds_done:
+            self.note({NOISE: "secret"})
         return path.read_bytes()
+
+    @property
+    def kept_noise_secret(self) -> bool:
+        """Whether all rounds of a private run drew their noise from its secret; an older version had only the seed."""
+        return self.environment.get(NOISE) == "secret"
 
     @property
     def not_for_release(self) -> str:
