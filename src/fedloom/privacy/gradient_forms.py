@@ -10,7 +10,7 @@ product with the other factor is not. A norm here may be too long by that, but n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +38,13 @@ class Rows:
 
     @property
     def norms(self) -> Tensor:
-        """(examples,)."""
-        if self._norms is None:
-            self._norms = _upper(torch.linalg.vector_norm(self.values, dim=(1, 2)), self.values[0].numel())
+        """(examples,), as they were found."""
+        assert self._norms is not None, "norms of factors are found for all at once"
         return self._norms
+
+    def measured(self, norms: Tensor) -> None:
+        """Take note of them."""
+        self._norms = norms
 
     @property
     def finite(self) -> Tensor:
@@ -63,6 +66,11 @@ class Whole:
     """The gradient of each example, written out."""
 
     gradient: Tensor  # (examples, *shape)
+
+    @property
+    def factors(self) -> tuple[Rows, ...]:
+        """None."""
+        return ()
 
     @property
     def _flat(self) -> Tensor:
@@ -99,11 +107,16 @@ class Outer:
     right: Rows  # (examples, places, q)
     shape: torch.Size  # of the parameter, p * q numbers
 
+    @property
+    def factors(self) -> tuple[Rows, ...]:
+        """Those whose norms say all."""
+        return (self.left, self.right) if self.left.values.shape[-2] == 1 else ()
+
     def norms(self) -> Tensor:
-        """(examples,), the cheapest of three ways."""
+        """(examples,), the cheapest of three ways; that of a product is yet to be rounded up."""
         left, right = self.left.values, self.right.values
         if left.shape[-2] == 1:
-            return _upper(self.left.norms * self.right.norms, 1)
+            return self.left.norms * self.right.norms
         if self._bulky:
             return self.written_out().norms()
         squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
@@ -152,6 +165,11 @@ class Total:
 
     left: Rows  # (examples, places, p)
 
+    @property
+    def factors(self) -> tuple[Rows, ...]:
+        """Those whose norms say all."""
+        return (self.left,) if self.left.values.shape[-2] == 1 else ()
+
     def norms(self) -> Tensor:
         """(examples,)."""
         return self.left.norms if self.left.values.shape[-2] == 1 else self.written_out().norms()
@@ -177,9 +195,20 @@ Form = Whole | Outer | Total
 
 
 def joint_norms(forms: Mapping[str, Form]) -> Tensor:
-    """Of each example's gradient, over all parameters together."""
-    norms: Tensor = torch.linalg.vector_norm(torch.stack([form.norms() for form in forms.values()]), dim=0)
+    """Of each example's gradient, over all parameters together, and never too short."""
+    factors = (rows for form in forms.values() for rows in form.factors)
+    _measure(list({id(rows): rows for rows in factors}.values()))
+    norms: Tensor = torch.linalg.vector_norm(_upper(torch.stack([form.norms() for form in forms.values()]), 1), dim=0)
     return norms
+
+
+def _measure(factors: Sequence[Rows]) -> None:
+    """Find the norms of all these at once: one by one, the little steps after each would be most of a GPU's work."""
+    if factors:
+        plain = torch.stack([torch.linalg.vector_norm(rows.values, dim=(1, 2)) for rows in factors])
+        most = max(rows.values[0].numel() for rows in factors)
+        for rows, norms in zip(factors, _upper(plain, most).unbind(), strict=True):
+            rows.measured(norms)
 
 
 def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tuple[dict[str, Form], Tensor]:
