@@ -27,6 +27,7 @@ privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
 max_epsilon = 8.0       # spent on this silo's data by all runs together; may be lowered later, not raised
 max_delta = 1e-4        # of one experiment
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
+pace = 0.5              # under DP-SGD an answer leaves at a whole multiple of so many seconds after its task came
 """
 
 
@@ -47,6 +48,7 @@ class Policy:
     max_epsilon: float = field(default=8.0, metadata=at_least(0))
     max_delta: float = field(default=1e-4, metadata=share())
     noise: Literal["secure", "test"] = "secure"
+    pace: float = field(default=0.5, metadata=at_least(0))
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Policy:
@@ -76,7 +78,7 @@ class Policy:
         from fedloom.engines.flower.silo import Grant
 
         epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
-        return Grant(epsilon, repeatable=self.noise == "test")
+        return Grant(epsilon, repeatable=self.noise == "test", pace=self.pace)
 
     def _privacy_objection(self, plan: SiloPlan | None) -> str:
         if self.privacy == "none":

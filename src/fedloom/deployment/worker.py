@@ -9,6 +9,8 @@ import time
 from multiprocessing.connection import Listener
 from pathlib import Path
 
+import torch
+
 from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import SiloHome
@@ -45,6 +47,9 @@ def main(home: str, data: str, socket: str) -> None:
     """Serve until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # Numbers below 1.2e-38 take many times as long, and whoever sets weights can have a single record make them. This
+    # comes before torch has other threads, which take it over from the one that starts them.
+    torch.set_flush_denormal(True)
     try:
         answering = service(SiloHome.open(Path(home)), Path(data))
     except FedloomError as error:

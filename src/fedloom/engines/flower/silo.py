@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +17,17 @@ from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.shelf import Entry, Shelf
-from fedloom.engines.flower.work import Order, failure, received_in, refusal, update_frame, version_of
+from fedloom.engines.flower.work import (
+    Order,
+    coming_down,
+    failure,
+    received_in,
+    refusal,
+    update_frame,
+    version_of,
+)
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
@@ -27,13 +37,23 @@ from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.planning import SiloPlan
 from fedloom.runs.folder import RunFolder
+from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
 
 log = logging.getLogger(__name__)
 
 
 class RefusedError(FedloomError):
-    """The silo's operator has not agreed to this."""
+    """The silo's operator has not agreed to this, or nobody could: what was sent is no task."""
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is wrong with a task itself is told: whoever sent it knows it."""
+    try:
+        yield
+    except FedloomError as error:
+        raise RefusedError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,7 @@ class Grant:
 
     epsilon: float  # infinite: spending is only counted
     repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
+    pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
@@ -60,6 +81,7 @@ class Prepared:
     plan: SiloPlan | None  # under DP-SGD
     grant: Grant
     size: int  # bytes of the silo's model
+    expected: Mapping[BlockKey, Tensors]  # the form of what comes down with every task
 
 
 class SiloService:
@@ -69,10 +91,17 @@ class SiloService:
     """
 
     def __init__(
-        self, home: Path, federation: Federation, index: int, screening: Screening, agreement: Agreement
+        self,
+        home: Path,
+        federation: Federation,
+        index: int,
+        screening: Screening,
+        agreement: Agreement,
+        pacemaker: Pacemaker | None = None,
     ) -> None:
         self._home, self._federation, self._index = home, federation, index
         self._screening, self._agreement = screening, agreement
+        self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
         self._prepared: dict[str, Prepared] = {}
 
@@ -81,9 +110,9 @@ class SiloService:
 
         A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
         """
-        name = self._silo.name
+        name, came = self._silo.name, self._pacemaker.clock()
         try:
-            return self._update(frame)
+            return self._update(frame, came)
         except RefusedError as error:
             log.warning("refused: %s", error)
             return refusal(str(error))
@@ -100,14 +129,18 @@ class SiloService:
             log.exception("failed")
             return failure(f"silo '{name}' failed; its own log says why")
 
-    def _update(self, frame: Frame) -> Frame:
+    def _update(self, frame: Frame, came: float) -> Frame:
         if version_of(frame) != fedloom.__version__:
             raise RefusedError(
                 f"the server runs fedloom {version_of(frame)}, silo '{self._silo.name}' {fedloom.__version__}"
             )
-        order = Order.of(frame)
+        with refused():
+            order = Order.of(frame)
         prepared = self._ready(order.config)
         self._check_draw(order)
+        with refused():
+            plan, site = prepared.trainer.method.plan, site_of(self._federation, self._index)
+            received = received_in(frame, plan, site, prepared.expected)
         if order.config.engine.threads:  # their number may change the last bit
             torch.set_num_threads(order.config.engine.threads)
         number, task = order.context.round, _digest(frame)
@@ -117,13 +150,16 @@ class SiloService:
         work = Task(
             silo=self._index,
             context=order.context,
-            received=received_in(frame, prepared.trainer.method.plan, site_of(self._federation, self._index)),
+            received=received,
             state=self._state(shelf, folder, number),
             mechanism=prepared.plan.mechanism(number) if prepared.plan else None,
         )
         results: list[Result] = []
 
         def make() -> bytes:
+            # All that looks at records is sealed: one that cannot be computed counts for nothing. What may still fail
+            # here is a function of the task, of public numbers and of sums that already have their noise, as are the
+            # weights that it leaves; so it fails as it is, and says nothing of a record by that.
             results.append(prepared.trainer.train(work))
             return update_frame(results[0].update).to_bytes()
 
@@ -132,8 +168,9 @@ class SiloService:
             shelf.put(number, entry, results[0].state, update)
             shelf.clear(order.settled)
 
-        released = self._released(prepared, order, task, shelf.update(number, task), make, store)
-        self._report(folder, order, shelf.entry(number))
+        with self._pacemaker.kept(came, prepared.grant.pace if prepared.plan else 0.0):
+            released = self._released(prepared, order, task, shelf.update(number, task), make, store)
+            self._report(folder, order, shelf.entry(number))
         return Frame.of_bytes(released)
 
     def _released(
@@ -183,10 +220,8 @@ class SiloService:
     def _prepare(self, config: Config) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
-        try:
+        with refused():
             check_deployable(config.privacy)
-        except ConfigError as error:
-            raise RefusedError(str(error)) from error
         federation, index = self._federation, self._index
         names = tuple(silo.name for silo in federation.silos)
         method = make_method(Setting(config, federation.shape, federation.groups, federation.classes, names))
@@ -198,10 +233,11 @@ class SiloService:
         plans = silo_plans(own, alone, method, drawn)
         Trainer(own, method, alone, plans).check_privacy()
         # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
-        trainer = Trainer(config, method, federation, plans * len(federation), deployment_noise(None))
-        state = some_model(method, site_of(federation, index)).state_dict()
-        size = sum(tensor.nbytes for tensor in state.values())
-        return Prepared(trainer, plans[0] if plans else None, UNDECIDED, size)
+        private, site = plans * len(federation), site_of(federation, index)
+        trainer = Trainer(config, method, federation, private, deployment_noise(None), sealed=bool(plans))
+        state = some_model(method, site).state_dict()
+        size, expected = sum(tensor.nbytes for tensor in state.values()), coming_down(method.plan, site, state)
+        return Prepared(trainer, plans[0] if plans else None, UNDECIDED, size, expected)
 
     def _drawn(self, config: Config, round: int) -> tuple[int, ...]:
         return participants_of(config, self._federation, round)
@@ -247,7 +283,8 @@ class SiloService:
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
         left = [] if entry.egress in folder.egress() else [entry.egress]
-        if left or entry.metrics not in folder.metrics():
+        # As text: a loss that is not a number equals nothing, and its round would always be written anew.
+        if left or json.dumps(entry.metrics) not in map(json.dumps, folder.metrics()):
             folder.rewind(number - 1, logs=("metrics.jsonl",))  # of a round that is done again; what left has left
             folder.record_round(entry.metrics, left)
         if number == order.context.rounds:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 import fedloom
 from fedloom.config import Config, parse
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
+from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
 TASK, UPDATE, REFUSED, FAILED = "task", "update", "refused", "failed"
 BLOCKS, PAYLOADS = "blocks/", "payloads/"
 RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
+# No weight that was learned comes near it. The bound on a gradient holds at every scale, so no promise rests on this:
+# it keeps whoever sets weights away from the edge of what float32 holds.
+LARGEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Order:
             )
             config = parse(Config, tomllib.loads(str(header["experiment"])))
             return cls(run, config, context, int(header["settled"]), str(header["version"]))
-        except (KeyError, ValueError, TypeError, ConfigError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, ConfigError) as error:
             raise FedloomError(f"this is no task that this version can read: {error}") from error
 
 
@@ -71,9 +76,42 @@ def version_of(frame: Frame) -> str:
     return str(frame.header.get("version", "unknown"))
 
 
-def received_in(frame: Frame, plan: SharingPlan, site: Site) -> Tensors:
-    """What came down with a task, by parameter name in the site's model."""
-    return plan.join({BlockKey.of(name): unpacked(part, name) for name, part in frame.parts.items()}, site)
+def coming_down(plan: SharingPlan, site: Site, state: Tensors) -> dict[BlockKey, Tensors]:
+    """The form of all that a task brings to a site whose model has this state: names, shapes and dtypes, no values."""
+    forms = {name: tensor.to("meta") for name, tensor in state.items()}
+    parts = plan.split(forms, site).items()
+    return {key: part for key, part in parts if part and plan.blocks[key.block].down is not Down.NOTHING}
+
+
+def received_in(frame: Frame, plan: SharingPlan, site: Site, expected: Mapping[BlockKey, Tensors]) -> Tensors:
+    """What came down with a task, by parameter name in the site's model; raises unless it has the form expected."""
+    blocks = {BlockKey.of(name): unpacked(part, name) for name, part in frame.parts.items()}
+    _check_names("blocks", map(str, blocks), map(str, expected))
+    for key, tensors in blocks.items():
+        _check_names(f"tensors of block '{key}'", tensors, expected[key])
+        for name, tensor in tensors.items():
+            _check_tensor(f"tensor '{name}' of block '{key}'", tensor, expected[key][name])
+    return plan.join(blocks, site)
+
+
+def _check_names(what: str, sent: Iterable[str], expected: Iterable[str]) -> None:
+    came, due = sorted(sent), sorted(expected)
+    if came != due:
+        raise FedloomError(f"the server sent the {what} {came}; this experiment sends {due}")
+
+
+def _check_tensor(what: str, tensor: Tensor, expected: Tensor) -> None:
+    if (tensor.dtype, tensor.shape) != (expected.dtype, expected.shape):
+        raise FedloomError(
+            f"the server sent {what} as {tensor.dtype} of shape {tuple(tensor.shape)}, not as {expected.dtype} of "
+            f"shape {tuple(expected.shape)}"
+        )
+    if tensor.numel():
+        low, high = torch.aminmax(tensor)
+        if not (low >= -LARGEST and high <= LARGEST):  # neither holds of what is not a number
+            raise FedloomError(
+                f"the server sent {what} with values that are not all finite and at most {LARGEST:g} in size"
+            )
 
 
 def update_frame(update: Update) -> Frame:
