@@ -90,7 +90,8 @@ class LinearConditionalVAE(ConditionalVAE):
         weight = self._layer.weight[:, : self.latent]
         residual = x - self.decode(x.new_zeros(len(x), self.latent), label)
         precision = torch.eye(self.latent, device=x.device) + weight.mT @ weight / self.variance
-        mean = torch.linalg.solve(precision, (residual @ weight / self.variance).mT).mT
+        # Weights so large that identity is lost beside their square leave what no number solves, and nothing to raise.
+        mean = torch.linalg.solve_ex(precision, (residual @ weight / self.variance).mT).result.mT
         return DiagonalGaussian(mean, -precision.diagonal().log().expand_as(mean))
 
 

@@ -89,7 +89,7 @@ def received_in(frame: Frame, plan: SharingPlan, site: Site, expected: Mapping[B
     _check_names("blocks", map(str, blocks), map(str, expected))
     for key, tensors in blocks.items():
         _check_names(f"tensors of block '{key}'", tensors, expected[key])
-        for name, tensor in tensors.items():
+        for name, tensor in sorted(tensors.items()):  # whose order is left to chance
             _check_tensor(f"tensor '{name}' of block '{key}'", tensor, expected[key][name])
     return plan.join(blocks, site)
 
