@@ -19,15 +19,7 @@ from fedloom.engines.charging import silo_plans
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.shelf import Entry, Shelf
-from fedloom.engines.flower.work import (
-    Order,
-    coming_down,
-    failure,
-    received_in,
-    refusal,
-    update_frame,
-    version_of,
-)
+from fedloom.engines.flower.work import Order, coming_down, failure, received_in, refusal, update_frame, version_of
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
@@ -283,8 +275,7 @@ class SiloService:
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
         left = [] if entry.egress in folder.egress() else [entry.egress]
-        # As text: a loss that is not a number equals nothing, and its round would always be written anew.
-        if left or json.dumps(entry.metrics) not in map(json.dumps, folder.metrics()):
+        if left or entry.metrics not in folder.metrics():
             folder.rewind(number - 1, logs=("metrics.jsonl",))  # of a round that is done again; what left has left
             folder.record_round(entry.metrics, left)
         if number == order.context.rounds:

@@ -85,8 +85,8 @@ def coming_down(plan: SharingPlan, site: Site, state: Tensors) -> dict[BlockKey,
 
 def received_in(frame: Frame, plan: SharingPlan, site: Site, expected: Mapping[BlockKey, Tensors]) -> Tensors:
     """What came down with a task, by parameter name in the site's model; raises unless it has the form expected."""
-    blocks = {BlockKey.of(name): unpacked(part, name) for name, part in frame.parts.items()}
-    _check_names("blocks", map(str, blocks), map(str, expected))
+    _check_names("blocks", frame.parts, map(str, expected))
+    blocks = {key: unpacked(frame.parts[str(key)], str(key)) for key in expected}
     for key, tensors in blocks.items():
         _check_names(f"tensors of block '{key}'", tensors, expected[key])
         for name, tensor in sorted(tensors.items()):  # whose order is left to chance
