@@ -135,6 +135,12 @@ def test_the_file_that_a_new_silo_gets_is_the_default_policy() -> None:
     assert Policy.of(tomllib.loads(policy_text())) == Policy()
 
 
+def test_the_pace_of_answers_is_the_policys() -> None:
+    assert Policy.of({"pace": 2.0}).grant.pace == 2.0
+    with pytest.raises(ConfigError, match=r"policy.pace = -1 must be at least 0"):
+        Policy.of({"pace": -1})
+
+
 def test_a_mistake_in_the_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'policy.method'; did you mean 'policy.methods'"):
         Policy.of({"method": ["fedvae"]})

@@ -92,6 +92,11 @@ def form(answer: Frame) -> tuple[Any, ...]:
     return dict(answer.header), parts, len(answer.to_bytes())
 
 
+def all_finite(answer: Frame) -> bool:
+    parts = (unpacked(part, name) for name, part in answer.parts.items())
+    return all(bool(torch.isfinite(tensor).all()) for part in parts for tensor in part.values())
+
+
 def one_number(value: float) -> Craft:
     def craft(_: str, tensor: Tensor) -> Tensor:
         found = tensor.clone()
@@ -163,8 +168,23 @@ def test_weights_that_make_a_single_record_fail_are_answered_like_any(tmp_path: 
     assert finite == {"without": True, "with": False}
     assert answers["with"].kind == "update"
     assert form(answers["with"]) == form(answers["without"])
-    for part in answers["with"].parts.values():
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in unpacked(part, "").values())
+    assert all_finite(answers["with"])
+
+
+@pytest.mark.parametrize("method", ["fedvae", "fedprox"])  # gradients by what layers have at hand, and written out
+def test_a_record_whose_loss_is_no_number_counts_for_nothing_and_spoils_nothing(method: str, tmp_path: Path) -> None:
+    """Whatever it is, the update has the same bits; if another record is another one, it has not."""
+    of_layers = {"layers.0.weight": 1e3, "layers.0.bias": -25e3, "layers.2.weight": 1.0, "layers.2.bias": 0.0}
+    config, bright = config_for(method, "local.steps=1"), with_record(records(SHAPES[False]), 1.0, 0)
+    another = bright.x.clone()
+    another[0] *= 0.5
+    worlds = {"bright": bright, "less": with_record(bright, 0.9, 0), "other": replace(bright, x=another)}
+    frame = task(config, federation(bright), lambda name, tensor: torch.full_like(tensor, of_layers[name]))
+    sent = {name: service(tmp_path / name, federation(own)).answer(frame) for name, own in worlds.items()}
+    assert not any(math.isfinite(own_loss(tmp_path / name)) for name in worlds)
+    assert all_finite(sent["bright"])
+    assert sent["bright"] == sent["less"]
+    assert sent["bright"] != sent["other"]
 
 
 def own_loss(home: Path) -> float:
