@@ -31,15 +31,18 @@ def private(fedloom: Command, tiny_toml: Path, tmp_path_factory: pytest.TempPath
 
 def test_ledger_shows_spent_and_left(fedloom: Command, private: Path) -> None:
     accounts = read_accounts(private / "ledger.sqlite")
-    rows = [line.split() for line in fedloom("ledger", private).stdout.splitlines()]
+    *lines, explained = fedloom("ledger", private).stdout.splitlines()
+    rows = [line.split() for line in lines]
     assert rows[0] == ["silo", "release", "charges", "spent", "left", "epsilon", "delta", "accountant"]
-    for row, account in zip(rows[1:], accounts, strict=True):
+    assert explained == "replaced: for one record (or subject) replaced by another, at most this epsilon"
+    for row, replaced, account in zip(rows[1::2], rows[2::2], accounts, strict=True):
         granted = 2 if account.silo == "mnist-0" else 5
         assert row[:3] + row[5:] == [account.silo, "all", "2", f"{granted}", "0.001", "rdp"]
         spent, left = float(row[3]), float(row[4])
         assert account.spent <= spent < account.spent + 0.0011
+        assert replaced == ["replaced", told(account.replaced)]
         assert account.left - 0.0011 < left <= account.left
-    assert len(rows) == 5
+    assert len(rows) == 1 + 2 * 4
 
 
 def test_ledger_as_json_is_the_accounts(fedloom: Command, private: Path) -> None:
@@ -56,9 +59,13 @@ def test_inspect_states_the_guarantee(fedloom: Command, private: Path, finished:
     assert found["guarantee"].startswith(sentence)
     assert (found["epsilon"], found["delta"], found["unit"]) == (spent, 0.001, "record")
     assert "added or removed" in found["adjacency"]
+    replaced = max(account.replaced for account in read_accounts(private / "ledger.sqlite"))
+    assert spent < found["epsilon_replaced"] == replaced
+    assert found["replacement"] == f"for one record replaced by another: at most epsilon {told(replaced)}"
     assert found["trust"].startswith("local: each silo adds all its own noise")
     text = " ".join(fedloom("inspect", private).stdout.split())
     assert f"privacy: {sentence}" in text
+    assert f"privacy, replacement: {found['replacement']}" in text
     assert "privacy, not covered: training losses" in text
     plain = json.loads(fedloom("inspect", finished, "--json").stdout)["privacy"]
     assert (plain["guarantee"], plain["epsilon"], plain["silos"]) == ("no DP guarantee", None, [])
@@ -70,9 +77,11 @@ def test_a_shortcut_is_called_one(fedloom: Command, tiny_toml: Path, tmp_path: P
     fedloom("run", tiny_toml, *DP, "rounds=1", "privacy.blocks=['decoder']", "--out", out)
     found = json.loads(fedloom("inspect", out, "--json").stdout)["privacy"]
     assert found["guarantee"].startswith("no DP guarantee: only decoder is privatised")
-    assert found["epsilon"] is None
+    assert found["epsilon"] is found["epsilon_replaced"] is None
+    assert "replacement" not in found
     rows = [line.split() for line in fedloom("ledger", out).stdout.splitlines()]
-    assert [row[3] for row in rows[1:]] == ["inf"] * 4
+    assert [row[3] for row in rows[1:-1:2]] == ["inf"] * 4
+    assert rows[2:-1:2] == [["replaced", "inf"]] * 4
 
 
 def test_the_report_has_a_page_of_privacy(fedloom: Command, private: Path, tmp_path: Path) -> None:
@@ -85,6 +94,8 @@ def test_the_report_has_a_page_of_privacy(fedloom: Command, private: Path, tmp_p
         "one record of a silo added or removed",
         "each silo adds all its own noise",
         *(told(account.spent) for account in accounts),
+        *(told(account.replaced) for account in accounts),
+        "for one record replaced by another: at most epsilon " + told(max(account.replaced for account in accounts)),
     ):
         assert words in page.text, words
 

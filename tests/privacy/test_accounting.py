@@ -18,7 +18,9 @@ from fedloom.privacy.accounting import (
     Budget,
     Event,
     Gaussian,
+    Neighbours,
     NoGuarantee,
+    Vector,
     allocation,
     calibrate,
     check_delta,
@@ -26,6 +28,7 @@ from fedloom.privacy.accounting import (
     event_of,
     noise_by_round,
     noise_multiplier,
+    renyi_divergence,
     spent,
     to_mapping,
 )
@@ -68,21 +71,104 @@ def test_rdp_agrees_with_a_library_that_is_not_called_here() -> None:
         assert close(found, theirs.get_epsilon(delta, alphas=list(ORDERS))), (rate, noise, steps, delta)
 
 
-def delta_by_integration(noise: float, rate: float, epsilon: float) -> float:
-    """The larger hockey-stick divergence between N(0, s) and (1-q) N(0, s) + q N(1, s), by the trapezoid rule."""
-    x = np.linspace(-12 * noise, 1 + 12 * noise, 400_001)
-    without = norm.pdf(x, 0, noise)
-    with_record = (1 - rate) * without + rate * norm.pdf(x, 1, noise)
-    gaps = (with_record - math.exp(epsilon) * without, without - math.exp(epsilon) * with_record)
+OTHER: dict[Neighbours, float] = {"added": 0.0, "replaced": -1.0}  # what the neighbour has in place of a record's 1
+BOTH = pytest.mark.parametrize("neighbours", OTHER)
+
+
+def densities(noise: float, rate: float, other: float, x: Vector) -> tuple[Vector, Vector]:
+    """Of (1-q) N(0, s) + q N(1, s), and of the same with another number in place of 1."""
+    one, two = ((1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, at, noise) for at in (1.0, other))
+    return one, two
+
+
+def delta_by_integration(noise: float, rate: float, other: float, epsilon: float) -> float:
+    """The larger hockey-stick divergence between the two, by the trapezoid rule."""
+    x = np.linspace(-1 - 12 * noise, 1 + 12 * noise, 400_001)
+    one, two = densities(noise, rate, other, x)
+    gaps = (one - math.exp(epsilon) * two, two - math.exp(epsilon) * one)
     return max(float(np.trapezoid(np.maximum(gap, 0), x)) for gap in gaps)
 
 
+@BOTH
 @pytest.mark.parametrize(("noise", "rate"), [(0.7, 1.0), (2.0, 1.0), (0.8, 0.1), (1.5, 0.3)])
 @pytest.mark.parametrize("delta", [1e-3, 1e-5])
-def test_a_single_release_agrees_with_direct_integration(noise: float, rate: float, delta: float) -> None:
-    epsilon = spent([Gaussian(noise, rate)], delta)
-    assert delta_by_integration(noise, rate, epsilon) <= delta * 1.0001
-    assert delta_by_integration(noise, rate, epsilon * 0.99 - 1e-4) > delta
+def test_a_single_release_agrees_with_direct_integration(
+    noise: float, rate: float, delta: float, neighbours: Neighbours
+) -> None:
+    epsilon = spent([Gaussian(noise, rate)], delta, neighbours=neighbours)
+    assert delta_by_integration(noise, rate, OTHER[neighbours], epsilon) <= delta * 1.0001
+    assert delta_by_integration(noise, rate, OTHER[neighbours], epsilon * 0.99 - 1e-4) > delta
+
+
+@BOTH
+def test_two_releases_agree_with_direct_integration(neighbours: Neighbours) -> None:
+    """Different noise and rates, over the square of all pairs of results."""
+    first, second, delta = Gaussian(0.9, 0.1), Gaussian(1.4, 0.5), 1e-4
+    sides = []
+    for event in (first, second):
+        x = np.linspace(-1 - 9 * event.noise_multiplier, 1 + 9 * event.noise_multiplier, 2001)
+        pair = densities(event.noise_multiplier, event.rate, OTHER[neighbours], x)
+        sides.append([each * (x[1] - x[0]) for each in pair])
+    one, two = (np.outer(a, b) for a, b in zip(*sides, strict=True))
+
+    def delta_at(epsilon: float) -> float:
+        return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) for p, q in ((one, two), (two, one)))
+
+    epsilon = spent([first, second], delta, neighbours=neighbours)
+    assert delta_at(epsilon) <= delta * 1.001
+    assert delta_at(epsilon * 0.99 - 1e-4) > delta
+
+
+def test_no_other_two_records_are_told_apart_more_easily() -> None:
+    """Their contributions v and w are vectors of any direction and length up to 1; here in the plane."""
+    noise, rate, delta = 0.8, 0.3, 1e-3
+    draw = np.random.default_rng(4)
+    axis = np.linspace(-1 - 8 * noise, 1 + 8 * noise, 301)
+    x, y = np.meshgrid(axis, axis)
+    cell = (axis[1] - axis[0]) ** 2
+
+    def density(at: complex) -> Vector:
+        parts = ((1 - rate, 0j), (rate, at))
+        return sum(w * norm.pdf(x, c.real, noise) * norm.pdf(y, c.imag, noise) * cell for w, c in parts)
+
+    def delta_of(v: complex, w: complex) -> float:
+        return float(np.maximum(density(v) - math.exp(epsilon) * density(w), 0).sum())
+
+    epsilon = spent([Gaussian(noise, rate)], delta, neighbours="replaced")
+    assert delta_of(1, -1) == pytest.approx(delta, rel=2e-3)
+    for _ in range(60):
+        v, w = np.sqrt(draw.random(2)) * np.exp(2j * np.pi * draw.random(2))
+        assert delta_of(v, w) < delta * 1.002
+        assert delta_of(v / abs(v), w / abs(w)) < delta * 1.002
+
+
+@pytest.mark.parametrize("noise", [0.7, 3.0, 20.0])
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_to_replace_a_record_that_is_always_in_the_batch_is_to_halve_the_noise(noise: float, delta: float) -> None:
+    """Against the exact delta of a Gaussian (Balle, Wang 2018), and exactly by RDP."""
+
+    def exact(epsilon: float) -> float:
+        s = noise / 2
+        upper, lower = norm.logcdf(0.5 / s - epsilon * s), norm.logcdf(-0.5 / s - epsilon * s)
+        return math.exp(upper) - math.exp(epsilon + lower)
+
+    epsilon = spent([Gaussian(noise)], delta, neighbours="replaced")
+    assert exact(epsilon) <= delta * 1.0001
+    assert exact(epsilon * 0.999 - 1e-4) > delta
+    halved = [Gaussian(noise / 2, steps=7)]
+    assert spent([Gaussian(noise, steps=7)], delta, "rdp", "replaced") == spent(halved, delta, "rdp")
+
+
+@BOTH
+@pytest.mark.parametrize(("noise", "rate"), [(0.6, 0.02), (1.0, 0.3), (4.0, 0.97)])
+def test_renyi_divergences_agree_with_direct_integration(noise: float, rate: float, neighbours: Neighbours) -> None:
+    orders = np.array([1.5, 4.0, 9.0])
+    x = np.linspace(-1 - 14 * noise, 18 + 14 * noise, 1_000_001)
+    one, two = densities(noise, rate, OTHER[neighbours], x)
+    kept = (one > 0) & (two > 0)
+    one, two, step = one[kept], two[kept], x[1] - x[0]
+    wanted = [math.log(float((two * (one / two) ** a).sum()) * step) / (a - 1) for a in orders]
+    assert renyi_divergence(noise, rate, orders, neighbours) == pytest.approx(np.array(wanted), rel=1e-6)
 
 
 def test_full_batches_compose_to_one_gaussian() -> None:
@@ -130,6 +216,28 @@ def test_rounds_may_share_the_budget_unequally() -> None:
     assert 3.96 <= budget.spent([Gaussian(noise, 0.1, 20) for noise in noises]) <= 4.0
 
 
+@settings(max_examples=20)
+@given(st.lists(st.builds(Gaussian, st.floats(0.5, 20), st.floats(0.001, 1), st.integers(1, 500)), min_size=1))
+def test_to_replace_costs_more_than_to_add_and_less_than_to_remove_and_then_add(events: list[Event]) -> None:
+    """D_{2e} of the two ends of a path is at most (1 + exp(e)) times the largest D_e of its two parts."""
+    for budget in (Budget(1.0, 1e-9, "rdp"), Budget(1.0, 1e-9, "filter")):
+        added = budget.spent(events)
+        assert budget.spent(events, "replaced") >= added
+    added = spent(events, 1e-9, "rdp")
+    if added < 15:
+        assert spent(events, 1e-9 * (1 + math.exp(added)), neighbours="replaced") <= 2 * added
+
+
+def test_more_noise_fewer_steps_and_lower_rates_cost_less_where_a_record_is_replaced() -> None:
+    for accountant in ("pld", "rdp"):
+        costs = [
+            spent([Gaussian(*each)], 1e-5, accountant, "replaced")
+            for each in ((3.0, 0.1, 50), (2.0, 0.1, 50), (2.0, 0.1, 70), (2.0, 0.15, 70), (2.0, 1.0, 70))
+        ]
+        assert costs == sorted(costs)
+        assert len(set(costs)) == 5
+
+
 gaussians = st.builds(Gaussian, st.floats(0.5, 20), st.floats(0.001, 1), st.integers(0, 500))
 
 
@@ -143,17 +251,23 @@ def test_every_further_release_costs_and_none_is_forgotten(before: list[Event], 
     assert spent([event, event], 1e-5, "rdp") == spent([twice], 1e-5, "rdp")
 
 
-def test_a_release_without_a_guarantee_or_noise_costs_everything() -> None:
-    assert spent([Gaussian(9.0), NoGuarantee("the clip bound is a median of private norms")], 1e-5) == math.inf
-    assert spent([Gaussian(0.0)], 1e-5) == math.inf
-    assert spent([], 1e-5) == 0 == spent([Gaussian(1.0, steps=0)], 1e-5)
+@BOTH
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "filter"])
+def test_a_release_without_a_guarantee_or_noise_costs_everything(accountant, neighbours: Neighbours) -> None:
+    def cost(*events: Event) -> float:
+        return Budget(1.0, 1e-5, accountant).spent(events, neighbours)
+
+    assert cost(Gaussian(9.0), NoGuarantee("the clip bound is a median of private norms")) == math.inf
+    assert cost(Gaussian(0.0)) == math.inf
+    assert cost() == 0 == cost(Gaussian(1.0, steps=0))
 
 
+@BOTH
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("noise", [1e-300, 1e-160])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_noise_too_small_for_the_numbers_is_no_guarantee(accountant, noise: float) -> None:
-    assert spent([Gaussian(noise, 0.5, 10)], 1e-5, accountant) == math.inf
+def test_noise_too_small_for_the_numbers_is_no_guarantee(accountant, noise: float, neighbours: Neighbours) -> None:
+    assert spent([Gaussian(noise, 0.5, 10)], 1e-5, accountant, neighbours) == math.inf
 
 
 def test_a_budget_without_a_limit_allows_everything_and_still_counts() -> None:
@@ -191,12 +305,13 @@ def test_the_order_of_the_filter_is_close_to_the_best_for_gaussian_noise_that_sp
     budget = Budget(2.0, 1e-6, "filter")
     event = Gaussian(noise_multiplier(budget, rate=1.0, steps=1))
 
-    def cost(order: float) -> float:
+    def cost(order: float, distance: float = 1.0) -> float:
         """RDP of a Gaussian at an order, converted (Canonne, Kamath, Steinke 2020, proposition 12)."""
-        renyi = order / (2 * event.noise_multiplier**2)
+        renyi = distance**2 * order / (2 * event.noise_multiplier**2)
         return renyi + math.log1p(-1 / order) - math.log(1e-6 * order) / (order - 1)
 
     assert budget.spent([event]) == pytest.approx(cost(budget.order), rel=1e-9)
+    assert budget.spent([event], "replaced") == pytest.approx(cost(budget.order, distance=2.0), rel=1e-9)
     assert cost(budget.order) <= 1.03 * min(cost(1 + x / 10) for x in range(1, 1000))
 
 

@@ -6,13 +6,14 @@ import math
 import shutil
 import sqlite3
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedloom.errors import FedloomError, RunFolderError
-from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
+from fedloom.privacy.accounting import Budget, Event, Gaussian, Neighbours, NoGuarantee, spent
 from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger, read_accounts
 from privacy.sqlite_faults import BUDGET, EVENT, compete, live
 
@@ -165,13 +166,33 @@ def test_the_statement_tells_what_is_spent_and_left_per_silo_and_release(ledger:
         "accountant": "rdp",
         "unit": "record",
         "spent": pytest.approx(BUDGET.spent(both)),
+        "replaced": pytest.approx(BUDGET.spent(both, "replaced")),
         "left": pytest.approx(50 - BUDGET.spent(both)),
         "releases": [
             {"name": "class counts", "charges": 1, "spent": pytest.approx(BUDGET.spent(both[1:]))},
             {"name": "training", "charges": 2, "spent": pytest.approx(BUDGET.spent(both[:1]))},
         ],
     }
-    assert (south.spent, south.left, south.releases) == (0, 2, ())
+    assert north.replaced > north.spent
+    assert (south.spent, south.replaced, south.left, south.releases) == (0, 0, 2, ())
+
+
+def test_what_replaced_records_cost_is_not_computed_before_it_is_asked_for(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round charges and looks at accounts; neither may wait for a number that nobody asked for."""
+    asked, spent_by = [], Budget.spent
+
+    def noting(budget: Budget, events: Iterable[Event], neighbours: Neighbours = "added") -> float:
+        asked.append(neighbours)
+        return spent_by(budget, events, neighbours)
+
+    monkeypatch.setattr(Budget, "spent", noting)
+    ledger.charge("run", "north", 1, "training", EVENT, content=None)
+    (account,) = ledger.accounts()
+    assert account.spent > 0
+    assert set(asked) == {"added"}
+    assert account.replaced == spent_by(BUDGET, [EVENT], "replaced")
 
 
 def test_a_ledger_of_other_data_or_another_budget_is_refused(ledger: Ledger) -> None:

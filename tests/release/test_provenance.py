@@ -64,6 +64,9 @@ def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(priva
     assert "differential-privacy" in header["tags"]
     assert f"- guarantee: ({told(spent(private))}, {found.delta:g})-differential privacy for each record" in text
     assert f"- epsilon spent: {told(spent(private))}\n- delta: {found.delta:g}\n" in text
+    replaced = max(account.replaced for account in read_accounts(private.folder.ledger))
+    assert f"- replacement: for one record replaced by another: at most epsilon {told(replaced)}\n" in text
+    assert replaced > spent(private)
     assert "- trust: local: each silo adds all its own noise" in text
     assert "- noise: drawn from a secret of the operating system, which was thrown away when the run had ended" in text
     assert "the records of 2 silos" in text

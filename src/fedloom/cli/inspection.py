@@ -100,8 +100,9 @@ def _print(found: Mapping[str, Any]) -> None:
     say("")
     show(f"privacy: {found['privacy']['guarantee']}")
     if found["privacy"]["mechanism"] != "none":
-        for part in ("mechanism", "adjacency", "trust", "not_covered"):
-            show(f"privacy, {part.replace('_', ' ')}: {found['privacy'][part]}")
+        for part in ("replacement", "mechanism", "adjacency", "trust", "not_covered"):
+            if part in found["privacy"]:
+                show(f"privacy, {part.replace('_', ' ')}: {found['privacy'][part]}")
     if found["not_for_release"]:
         show(found["not_for_release"])
     for sentence in found["audit"].get("sentences", ()):

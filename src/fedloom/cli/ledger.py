@@ -32,7 +32,9 @@ def ledger(
         granted = (left, f"{budget.epsilon:g}", f"{budget.delta:g}", budget.accountant)
         charges = sum(release.charges for release in account.releases)
         found.add_row(account.silo, "all", str(charges), told(account.spent), *granted)
+        found.add_row("", "replaced", "", told(account.replaced), "", "", "", "")
         if len(account.releases) > 1:
             for release in account.releases:
                 found.add_row("", release.name, str(release.charges), told(release.spent), "", "", "", "")
     show(found)
+    show("replaced: for one record (or subject) replaced by another, at most this epsilon")

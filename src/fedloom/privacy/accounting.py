@@ -4,7 +4,13 @@ Neighbours differ by one record (or one subject) that is added or removed. Two a
 distributions (``pld``, tight) and Renyi divergences (``rdp``, looser). Both hold for events that were planned in
 advance; where later events are chosen after looking at earlier results, as across runs, only ``filter`` holds: a
 Renyi filter at one order fixed by the budget (Feldman, Zrnic, "Individual Privacy Accounting via a Renyi Filter",
-NeurIPS 2021). What the same events cost where one record is replaced by another is :func:`replaced`.
+NeurIPS 2021).
+
+The same events cost more where one record is replaced by another, whose contributions are v and w, of length at most
+1, and whose coins are heads with probability q. By how much (1 - q) N(0) + q N(v) exceeds e times (1 - q) N(0) + q N(w)
+is the price of an option on the spread of two lognormal variables, the densities of N(v) and N(w) by that of N(0): it
+falls with their correlation (Plackett 1954), and where that is -1, rises with both variances. So no two records cost
+more, at any e, than opposite ones of full length, and neither do compositions.
 """
 
 from __future__ import annotations
@@ -23,13 +29,13 @@ from fedloom.errors import ConfigError, FedloomError, FedloomWarning, MissingExt
 
 Vector = npt.NDArray[np.float64]
 Accountant = Literal["pld", "rdp"]
+Neighbours = Literal["added", "replaced"]  # one record more (or less), or another in its place
 
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 80, 96, 128, 192, 256, 512, 1024)
 BEYOND_DIGITS = 1000.0  # an epsilon above this is told by RDP: its exact distribution would take gigabytes
 TAILS, NODES = 12.0, 2001  # of the integral behind RDP
 WITHIN = 0.99  # calibration spends at least this part of its target
 WIDEST = 16.0  # a search for noise goes from e^-16 to e^16
-STEEPEST = 1e9  # an epsilon for replaced records above this is called infinite
 
 
 @dataclass(frozen=True)
@@ -76,18 +82,20 @@ def event_of(mapping: Mapping[str, Any]) -> Event:
     return _KINDS[kind](**values)
 
 
-def spent(events: Iterable[Event], delta: float, accountant: Accountant = "pld") -> float:
+def spent(
+    events: Iterable[Event], delta: float, accountant: Accountant = "pld", neighbours: Neighbours = "added"
+) -> float:
     """The epsilon of all these events together at ``delta``; infinite if one of them has no guarantee."""
     accountants: dict[str, Account] = {"pld": _spent_pld, "rdp": _spent_rdp}
     if accountant not in accountants:
         raise ConfigError(unknown("accountant", accountant, accountants))
-    return _spent(events, delta, accountants[accountant])
+    return _spent(events, delta, accountants[accountant], neighbours)
 
 
-Account = Callable[[tuple[Gaussian, ...], float], float]
+Account = Callable[[tuple[Gaussian, ...], float, Neighbours], float]
 
 
-def _spent(events: Iterable[Event], delta: float, account: Account) -> float:
+def _spent(events: Iterable[Event], delta: float, account: Account, neighbours: Neighbours) -> float:
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; it must lie between 0 and 1")
     merged: dict[tuple[float, float], int] = {}
@@ -99,129 +107,76 @@ def _spent(events: Iterable[Event], delta: float, account: Account) -> float:
             merged[kind] = merged.get(kind, 0) + event.steps
     if any(noise == 0 for noise, _ in merged):
         return math.inf
-    return account(tuple(Gaussian(*kind, steps) for kind, steps in sorted(merged.items())), delta) if merged else 0.0
+    if not merged:
+        return 0.0
+    return account(tuple(Gaussian(*kind, steps) for kind, steps in sorted(merged.items())), delta, neighbours)
 
 
 @lru_cache(maxsize=1024)  # the silos of a run often have the same history
-def _spent_pld(events: tuple[Gaussian, ...], delta: float) -> float:
-    rough = _spent_rdp(events, delta)
+def _spent_pld(events: tuple[Gaussian, ...], delta: float, neighbours: Neighbours) -> float:
+    rough = _spent_rdp(events, delta, neighbours)
     if rough > BEYOND_DIGITS:
         return rough
-    # Rounding losses up to this grid adds less than 0.1 % to epsilon; a finer one takes seconds for large epsilons.
-    return float(_composed(events, 1e-4 * min(max(rough, 1.0), 100.0)).get_epsilon(delta))
-
-
-@lru_cache(maxsize=4)  # a silo's epsilon for replaced records is often asked for right after that for added ones
-def _composed(events: tuple[Gaussian, ...], grid: float) -> Any:
-    """A PLDAccountant that has met all events."""
     try:
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent  # type: ignore[import-untyped]
+        from dp_accounting import (  # type: ignore[import-untyped]
+            GaussianDpEvent,
+            NeighboringRelation,
+            PoissonSampledDpEvent,
+        )
         from dp_accounting.pld import PLDAccountant  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"accounting by 'pld' needs the package '{error.name}'; pip install 'fedloom[privacy]'"
         ) from error
-    accountant = PLDAccountant(value_discretization_interval=grid)
+    # Rounding losses up to this grid adds less than 0.1 % to epsilon; a finer one takes seconds for large epsilons.
+    grid = 1e-4 * min(max(rough, 1.0), 100.0)
+    relations = {"added": NeighboringRelation.ADD_OR_REMOVE_ONE, "replaced": NeighboringRelation.REPLACE_ONE}
+    accountant = PLDAccountant(relations[neighbours], value_discretization_interval=grid)
     for event in events:
         one = GaussianDpEvent(event.noise_multiplier)
         accountant.compose(one if event.rate == 1 else PoissonSampledDpEvent(event.rate, one), event.steps)
-    return accountant
+    return float(accountant.get_epsilon(delta))
 
 
-def _spent_rdp(events: tuple[Gaussian, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
+def _spent_rdp(
+    events: tuple[Gaussian, ...], delta: float, neighbours: Neighbours, orders: Sequence[float] = ORDERS
+) -> float:
     """The best order's divergence, converted to epsilon (Canonne, Kamath, Steinke 2020, proposition 12)."""
     order = np.asarray(orders, dtype=np.float64)
-    divergence = sum(event.steps * renyi_divergence(event.noise_multiplier, event.rate, order) for event in events)
+    divergence = sum(
+        event.steps * renyi_divergence(event.noise_multiplier, event.rate, order, neighbours) for event in events
+    )
     epsilon = divergence + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
     # Where numbers run out nothing is promised: not a number must never read as 0.
     return max(0.0, float(np.where(np.isnan(epsilon), np.inf, epsilon).min()))
 
 
-def renyi_divergence(noise: float, rate: float, order: Vector) -> Vector:
+def renyi_divergence(noise: float, rate: float, order: Vector, neighbours: Neighbours = "added") -> Vector:
     """Of one noisy sum over a Poisson sample, at each order (Mironov, Talwar, Zhang 2019).
 
-    log E[(1 - q + q exp((2z - 1) / 2s^2))^a] / (a - 1) for z ~ N(0, s^2), by the trapezoid rule, whose error for such
-    an integrand vanishes faster than any power of the spacing.
+    log E[p(z)^a r(z)^(1 - a)] / (a - 1) for z ~ N(0, s^2), where p(z) = 1 - q + q exp((2z - 1) / 2s^2) is how much
+    likelier z is with the record, and r is 1 without it, p(-z) with another in its place. By the trapezoid rule, whose
+    error for such an integrand vanishes faster than any power of the spacing.
     """
+    other = neighbours == "replaced"
     if rate == 1:
-        return order / (2 * noise**2)
+        return order * (1 + other) ** 2 / (2 * noise**2)
     a = order[:, None]
-    z = np.linspace(-TAILS * noise, a + TAILS * noise, NODES, axis=-1).squeeze(1)
-    ratio = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * z - 1) / (2 * noise**2))
-    exponent = a * ratio - z**2 / (2 * noise**2)
+    farthest = a + other * (a - 1)  # where a Gaussian peak of the integrand may lie
+    z = np.linspace(-TAILS * noise, farthest + TAILS * noise, NODES, axis=-1).squeeze(1)
+
+    def likelihood(z: Vector) -> Vector:
+        found: Vector = np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * z - 1) / (2 * noise**2))
+        return found
+
+    exponent = a * likelihood(z) - z**2 / (2 * noise**2)
+    if other:
+        exponent -= (a - 1) * likelihood(-z)
     peak = exponent.max(axis=1, keepdims=True)
     density = (z[:, 1] - z[:, 0]) / (noise * math.sqrt(2 * math.pi))
     moment = peak[:, 0] + np.log(np.exp(exponent - peak).sum(axis=1) * density)
     divergence: Vector = np.maximum(moment, 0.0) / (order - 1)
     return divergence
-
-
-def replaced(events: Iterable[Event], delta: float, accountant: Accountant = "pld") -> float:
-    """An epsilon of all these events together at ``delta`` for one record replaced by another: the least of two bounds.
-
-    1. Without the coins of the sampling, which only help, a record adds v to a sum and another w, and v - w is at most
-       twice as long as either. So the events cost at most what plain sums with half of the noise cost. Where nothing
-       is sampled, this is exact.
-    2. Replacing is removing, then adding. Let D_e(P, Q) be the largest P(S) - exp(e) Q(S) over all events S. For any R
-       between them, P(S) <= D_e(P, R) + exp(e) R(S) and R(S) <= D_f(R, Q) + exp(f) Q(S), so that
-       D_{e+f}(P, Q) <= D_e(P, R) + exp(e) D_f(R, Q). Both are at most delta(e), the accountant's own curve for one
-       record added or removed, at f = e: epsilon is 2e for the least e with (1 + exp(e)) delta(e) <= ``delta``.
-    """
-    accountants: dict[str, Account] = {"pld": _replaced_pld, "rdp": _replaced_rdp}
-    if accountant not in accountants:
-        raise ConfigError(unknown("accountant", accountant, accountants))
-    return _spent(events, delta, accountants[accountant])
-
-
-@lru_cache(maxsize=1024)
-def _replaced_pld(events: tuple[Gaussian, ...], delta: float) -> float:
-    plain = _spent_pld(_with_half_the_noise(events), delta)
-    if all(event.rate == 1 for event in events):
-        return plain
-    rough, added = _twice_rdp(events, delta), _spent_rdp(events, delta)
-    if rough > BEYOND_DIGITS:
-        return min(plain, rough)
-    curve = _composed(events, 1e-4 * min(max(added, 1.0), 100.0)).get_delta
-    return min(plain, 2 * _least(lambda e: (1 + math.exp(e)) * float(curve(e)) <= delta, rough / 2))
-
-
-def _replaced_rdp(events: tuple[Gaussian, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
-    return min(_spent_rdp(_with_half_the_noise(events), delta, orders), _twice_rdp(events, delta, orders))
-
-
-def _with_half_the_noise(events: tuple[Gaussian, ...]) -> tuple[Gaussian, ...]:
-    """All events as one plain sum, which costs as much as all of them without their coins."""
-    return (Gaussian(0.5 / math.sqrt(sum(event.steps / event.noise_multiplier**2 for event in events))),)
-
-
-def _twice_rdp(events: tuple[Gaussian, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """Removing and adding, by Renyi divergences."""
-    # At orders of at most 2 a larger e need not do where a smaller one does, and the search would miss it.
-    order = np.asarray([order for order in orders if order > 2], dtype=np.float64)
-    divergence = sum(event.steps * renyi_divergence(event.noise_multiplier, event.rate, order) for event in events)
-    exponent = divergence + np.log1p(-1 / order)
-
-    def suffices(e: float) -> bool:
-        log_delta = (order - 1) * (exponent - e) - np.log(order)  # the conversion of _spent_rdp, for delta
-        return bool((np.logaddexp(0.0, e) + log_delta <= math.log(delta)).any())  # never, where numbers run out
-
-    high = 1.0
-    while not suffices(high):
-        high *= 2
-        if high > STEEPEST:
-            return math.inf
-    return 2 * _least(suffices, high)
-
-
-def _least(suffices: Callable[[float], bool], high: float) -> float:
-    """The least number of 0 or more that suffices, by halving; ``high`` where not even that does."""
-    if suffices(0.0):
-        return 0.0
-    low, best = 0.0, high
-    while suffices(best) and best - low > 1e-6 * best:
-        middle = (low + best) / 2
-        low, best = (low, middle) if suffices(middle) else (middle, best)
-    return best
 
 
 Unit = Literal["record", "subject", "unknown"]  # unknown: of ledgers that did not note it
@@ -251,17 +206,16 @@ class Budget:
         cost = (math.sqrt(self.epsilon + log) - math.sqrt(log)) ** 2
         return 1 + math.sqrt(log / cost)
 
-    def spent(self, events: Iterable[Event]) -> float:
-        """The epsilon of these events, as this budget counts."""
+    def spent(self, events: Iterable[Event], neighbours: Neighbours = "added") -> float:
+        """The epsilon of these events, as this budget counts; what it allows is counted for records added."""
         if self.accountant == "filter":
-            return _spent(events, self.delta, lambda each, delta: _spent_rdp(each, delta, (self.order,)))
-        return spent(events, self.delta, self.accountant)
-
-    def replaced(self, events: Iterable[Event]) -> float:
-        """The same for one record (or subject) replaced by another, see :func:`replaced`."""
-        if self.accountant == "filter":
-            return _spent(events, self.delta, lambda each, delta: _replaced_rdp(each, delta, (self.order,)))
-        return replaced(events, self.delta, self.accountant)
+            return _spent(
+                events,
+                self.delta,
+                lambda each, delta, which: _spent_rdp(each, delta, which, (self.order,)),
+                neighbours,
+            )
+        return spent(events, self.delta, self.accountant, neighbours)
 
     def allows(self, events: Iterable[Event]) -> bool:
         """Whether all these events together stay within the budget."""

@@ -14,6 +14,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,18 @@ class Account:
     silo: str
     data: str
     budget: Budget
-    spent: float
+    events: tuple[Event, ...]
     releases: tuple[ReleaseAccount, ...]
+
+    @cached_property
+    def spent(self) -> float:
+        """For one record (or subject) more or less: what the budget is held to."""
+        return self.budget.spent(self.events)
+
+    @cached_property
+    def replaced(self) -> float:
+        """What the same events cost for one record (or subject) replaced by another."""
+        return self.budget.spent(self.events, "replaced")
 
     @property
     def left(self) -> float:
@@ -107,6 +118,7 @@ class Account:
             "accountant": self.budget.accountant,
             "unit": self.budget.unit,
             "spent": finite(self.spent),
+            "replaced": finite(self.replaced),
             "left": finite(self.left),
             "releases": [{"name": r.name, "charges": r.charges, "spent": finite(r.spent)} for r in self.releases],
         }
@@ -306,7 +318,7 @@ class Ledger:
             data, budget = known
             counts = self._rows("SELECT release, count(*) FROM charges WHERE silo = ? GROUP BY release", silo)
             releases = [ReleaseAccount(name, n, budget.spent(self.events(silo, name))) for name, n in counts]
-            found.append(Account(silo, data, budget, budget.spent(self.events(silo)), tuple(releases)))
+            found.append(Account(silo, data, budget, tuple(self.events(silo)), tuple(releases)))
         return found
 
     def _check(self, budget: Budget, silo: str, round: int, release: str, event: Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,19 @@ class PrivacySummary:
     @property
     def epsilon(self) -> float | None:
         """Of the silo that has spent most; None where no epsilon holds."""
-        spent = max((account.spent for account in self.accounts), default=math.inf)
-        return spent if math.isfinite(spent) else None
+        return _largest(account.spent for account in self.accounts)
+
+    @property
+    def replaced(self) -> float | None:
+        """The same for one record (or subject) replaced by another."""
+        return _largest(account.replaced for account in self.accounts)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "guarantee": self.guarantee,
             "epsilon": self.epsilon,
+            "epsilon_replaced": self.replaced,
             "delta": max((account.budget.delta for account in self.accounts), default=None),
             **{name.replace(" ", "_"): text for name, text in self.parts.items()},
             "silos": [account.to_mapping() for account in self.accounts],
@@ -52,7 +57,9 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     accounts, problem = _read(ledger) if ledger.is_file() else ((), "")
     unit = settings.unit
     several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
-    parts = {
+    replaced = _largest(account.replaced for account in accounts)
+    parts = {"replacement": f"for one {unit} replaced by another: at most epsilon {told(replaced)}"} if replaced else {}
+    parts |= {
         "mechanism": _mechanism(settings, {release.name for account in accounts for release in account.releases}),
         "unit": unit,
         "adjacency": f"one {unit} of a silo added or removed; the number of {unit}s, in all and in each of the silo's "
@@ -71,6 +78,12 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     elif not spent:
         guarantee = "differential privacy is planned, and nothing has been spent yet"
     return PrivacySummary(guarantee, parts, accounts)
+
+
+def _largest(epsilons: Iterable[float]) -> float | None:
+    """None where there is none, or an infinite one."""
+    largest = max(epsilons, default=math.inf)
+    return largest if math.isfinite(largest) else None
 
 
 def _mechanism(settings: PrivacyConfig, charged: Set[str]) -> str:
@@ -95,7 +108,7 @@ def _read(path: Path) -> tuple[tuple[Account, ...], str]:
     ledger = Ledger(path, read_only=True)
     try:
         accounts = tuple(ledger.accounts())
-        events = (event for account in accounts for event in ledger.events(account.silo))
+        events = (event for account in accounts for event in account.events)
         return accounts, next((event.reason for event in events if isinstance(event, NoGuarantee)), "")
     finally:
         ledger.close()

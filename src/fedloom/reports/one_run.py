@@ -308,14 +308,14 @@ def _privacy(facts: RunFacts) -> str:
     rows = [
         (
             text(account["silo"]),
-            *(_epsilon(account[key]) for key in ("spent", "epsilon")),
+            *(_epsilon(account[key]) for key in ("spent", "replaced", "epsilon")),
             _budget(account["spent"], account["epsilon"]),
             f"{account['delta']:g}",
         )
         for account in accounts[:MOST_SILOS]
     ]
-    headers = ("silo", "epsilon spent", "granted", "of the budget", "delta")
-    spent = table(headers, rows, right=(1, 2, 4))
+    headers = ("silo", "epsilon spent", "one replaced", "granted", "of the budget", "delta")
+    spent = table(headers, rows, right=(1, 2, 3, 5))
     return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
 
 
