@@ -315,6 +315,12 @@ def test_the_order_of_the_filter_is_close_to_the_best_for_gaussian_noise_that_sp
     assert cost(budget.order) <= 1.03 * min(cost(1 + x / 10) for x in range(1, 1000))
 
 
+def test_a_filter_does_not_take_the_word_of_an_accountant_that_picks_its_order_afterwards() -> None:
+    events, budget = [Gaussian(0.8, 0.01, 400)], Budget(3.0, 1e-5, "filter")
+    assert spent(events, 1e-5, "rdp") <= 3.0 < budget.spent(events)
+    assert not budget.allows(events)
+
+
 @pytest.mark.parametrize(
     ("records", "delta"), [(1, 0.1), (2, 0.01), (10, 0.01), (1000, 1e-4), (1001, 1e-5), (12523, 1e-6)]
 )

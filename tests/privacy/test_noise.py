@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.stats import kstest
+from scipy.stats import binom, kstest, norm
 from torch import Tensor
 
 from fedloom.errors import ConfigError
@@ -34,6 +34,34 @@ def test_noise_is_standard_normal_and_coins_are_uniform(source: Randomness) -> N
     assert coins.dtype == torch.float64
 
 
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_noise_has_its_tails_and_both_halves_of_box_and_muller_are_independent(source: Randomness) -> None:
+    """What the mean and the variance do not see: a tail that is cut, and a number that comes twice."""
+    count = 2_000_000
+    numbers = source.normal(count, NOW).double()
+    for beyond in (2.0, 3.0, 4.0, 4.5):
+        found = int((numbers.abs() > beyond).sum())
+        low, high = binom.interval(1 - 1e-10, count, 2 * norm.sf(beyond))
+        assert low <= found <= high, beyond
+    one, other = numbers[: count // 2], numbers[count // 2 :]
+    for power in (1, 2):
+        correlation = torch.corrcoef(torch.stack((one**power, other**power)))[0, 1]
+        assert abs(float(correlation)) < 7 / math.sqrt(count // 2)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_every_step_has_coins_of_its_own(source: Randomness) -> None:
+    steps = torch.tensor([4, 5, 9])
+    coins = source.coins(50_000, 2, 3, steps)
+    assert (coins.shape, coins.dtype) == ((3, 50_000), torch.float64)
+    assert (torch.corrcoef(coins) - torch.eye(3)).abs().max() < 7 / math.sqrt(50_000)
+    assert all(kstest(row.numpy(), "uniform").pvalue > 1e-9 for row in coins)
+    if source.repeatable:
+        assert all(
+            torch.equal(row, source.uniform(50_000, Moment(2, 3, int(n)))) for n, row in zip(steps, coins, strict=True)
+        )
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_only_seeded_sources_repeat_themselves_and_only_in_the_same_moment(name: str) -> None:
     source = SOURCES[name]
@@ -49,6 +77,8 @@ def test_only_seeded_sources_repeat_themselves_and_only_in_the_same_moment(name:
         assert torch.equal(draw(NOW), draw(Moment(2, 3, 5))) == source.repeatable
         for other in (Moment(1, 3, 5), Moment(2, 4, 5), Moment(2, 3, 6)):
             assert not torch.equal(draw(NOW), draw(other))
+    for draw in draws[:2]:  # which have uses beside steps
+        assert not torch.equal(draw(NOW), draw(Moment(2, 3, 5, "moments")))
 
 
 def test_every_bit_of_a_moments_seed_changes_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,5 +123,7 @@ def test_a_deployment_takes_neither_a_seed_nor_a_gpus_generator() -> None:
     assert deployment_noise(None) == SecureNoise()
     with pytest.raises(ConfigError, match="the noise seed is 7, but a deployment draws its noise from the operating"):
         deployment_noise(7)
+    with pytest.raises(ConfigError, match="the noise seed is 0, but"):
+        deployment_noise(0)
     with pytest.raises(ConfigError, match="the noise device is 'cuda'"):
         deployment_noise(None, "cuda")
