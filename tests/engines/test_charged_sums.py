@@ -45,8 +45,17 @@ class Noting(StreamNoise):
         (("method.name=flow_vae",), 2),
         (("method.name=fedgan", "model.channels=[4]"), 1),  # its generator sees the discriminator alone
         (("method.name=fedvae", "sharing.scopes.encoder=silo", "privacy.pretraining=3"), 1),
+        (
+            (
+                "method.name=flow_vae",
+                "sharing.scopes.encoder=silo",
+                "sharing.scopes.flow=silo",
+                "privacy.pretraining=3",
+            ),
+            2,
+        ),
     ],
-    ids=["one phase", "two phases", "one of two phases", "pretraining"],
+    ids=["one phase", "two phases", "one of two phases", "pretraining", "pretraining of two"],
 )
 def test_as_many_sums_are_charged_as_are_made_each_with_coins_and_noise_of_its_own(
     overrides: tuple[str, ...], phases: int, tiny_federation: Federation

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,26 @@ def test_a_finished_round_is_not_sent_again_for_one_with_more_releases(ledger: L
     assert len(ledger.events("north")) == 1, "what is finished is sent again for nothing"
     released("training", "counts")
     assert (len(ledger.events("north", "training")), len(ledger.events("north", "counts"))) == (2, 1)
+
+
+def test_a_release_is_paid_for_before_it_is_made_and_noted_before_it_is_stored(tmp_path: Path) -> None:
+    """Whoever dies while making it has paid; what the budget does not allow is never made."""
+    ledger, happened = Ledger(tmp_path / "ledger.sqlite"), list[str]()
+    ledger.enrol("north", "digest", Budget(1.2, 1e-5, "rdp"))
+
+    def made() -> bytes:
+        happened.append(f"{len(ledger.events('north'))} paid")
+        return b"update"
+
+    def stored(data: bytes) -> None:
+        noted = ledger.may_resend("run", "north", 1, "training", sha256(data).hexdigest())
+        happened.append(f"noted: {noted}")
+
+    arguments = {"content": None, "stored": None, "make": made, "store": stored}
+    ledger.released("run", "north", 1, {"training": EVENT}, **arguments)
+    with pytest.raises(BudgetSpentError):
+        ledger.released("run", "north", 2, {"training": Gaussian(1.0)}, **arguments)
+    assert happened == ["1 paid", "noted: True"]
 
 
 def test_a_charge_is_on_the_disk_and_the_journal_gone_before_it_is_made(ledger: Ledger) -> None:
