@@ -1,7 +1,7 @@
 """A method that does not learn, so that what silos send is noise and nothing else, on every path that there is.
 
-Its losses have no gradient, its contributions are zeros, and its steps have length 1. What was sent is given in standard
-deviations, as they follow from what the ledgers of the silos were charged for.
+Its losses have no gradient, its contributions are zeros, and its steps have length 1. What was sent is given in
+standard deviations, as they follow from what the ledgers of the silos were charged for.
 """
 
 from __future__ import annotations
