@@ -295,7 +295,7 @@ def searched(engine_of: Callable[[Trainer], ReferenceEngine | FusedEngine]) -> t
     charged for; the count is known by what became of the bound: all norms are below it.
     """
     clipping = Quantile()
-    config = config_of("rounds=1", "local.steps=1", "method.outputs=1", "privacy.clipping=quantile")
+    config = config_of("rounds=1", "local.steps=1", "method.outputs=30", "privacy.clipping=quantile")
     trainer, heard = Experiment.of(config, MANY).trainer, list[Result]()
     state = initial_state(trainer.method, MANY, config)
     engine_of(trainer).round(state, RoundContext(1, 1, tuple(range(len(MANY)))), heard.append)

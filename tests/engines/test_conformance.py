@@ -336,7 +336,7 @@ def test_a_bound_that_is_searched_for_costs_sums_and_counts_their_parts(
         honest = getattr(DPSGD, weak).fget
         monkeypatch.setattr(DPSGD, weak, property(lambda mechanism: factor * honest(mechanism)))
     rows, counts = searched(engine_of)
-    assert rows.shape == (2 * len(MANY), INPUTS + 1)
+    assert rows.shape == (2 * len(MANY), 30 * (INPUTS + 1))
     assert has_another_width(rows.flatten()) == (weak == "gradient_noise")
     assert has_another_width(counts) == (weak == "count_noise")
     if not weak:

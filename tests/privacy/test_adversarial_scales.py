@@ -112,16 +112,25 @@ def test_no_scale_of_the_factors_lets_an_example_pass_its_bound(
         assert length(alone) == pytest.approx(wanted, rel=3e-3)
 
 
+@pytest.mark.parametrize("scale", [1e16, 1e18], ids=["within reach", "beyond it"])
 @pytest.mark.parametrize("places", [1, 3])
-def test_a_record_behind_vanishing_gradients_is_not_let_through(places: int) -> None:
-    """The attack: what comes back has squares that are lost, what went in is the record times 1e18; a bound that is
-    small besides, and noise of its size is no noise at all.
+def test_a_record_behind_vanishing_gradients_is_not_let_through(places: int, scale: float) -> None:
+    """The attack: what comes back has squares that are lost, what went in is the record times 1e18 or less; a bound
+    that is small besides, and noise of its size is no noise at all.
     """
     record = torch.rand(1, places, 784)
     vanishing = torch.full((1, places, 300), 1e-23)
-    forms: dict[str, Form] = {"weight": Outer(Rows(vanishing), Rows(1e18 * record), torch.Size((300, 784)))}
+    forms: dict[str, Form] = {"weight": Outer(Rows(vanishing), Rows(scale * record), torch.Size((300, 784)))}
     clipped = DPSGD(100.0, 0.001, 1.0, Fixed(SMALLEST)).clip(forms, torch.ones(1), torch.tensor(SMALLEST))
     assert length(dict(clipped.gradients)) <= SMALLEST * (1 + 1e-5)
+
+
+def test_what_no_factor_can_bring_back_counts_for_nothing() -> None:
+    """A factor of 2e-45 is rounded to 2.8e-45, which would let a gradient pass its bound by a third."""
+    left, right = torch.full((1, 1, 1), 5e17), torch.full((1, 1, 1), 2.3e17)
+    forms: dict[str, Form] = {"weight": Outer(Rows(left), Rows(right), torch.Size((1, 1)))}
+    clipped = DPSGD(1.0, 0.1, 4096.0, Fixed(SMALLEST)).clip(forms, torch.ones(1), torch.tensor(SMALLEST))
+    assert 4096 * length(dict(clipped.gradients)) <= SMALLEST * (1 + 1e-5)
 
 
 def test_a_bound_that_follows_a_quantile_never_vanishes() -> None:

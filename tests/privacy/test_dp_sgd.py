@@ -279,6 +279,13 @@ def test_one_record_moves_the_count_by_at_most_a_half() -> None:
         assert abs(float(whole.below - sum_of(dp, model, x, without).below)) == 0.5
 
 
+def test_passes_of_one_batch_count_as_the_batch_does() -> None:
+    model, x, dp = network(0, "mlp"), torch.randn(11, 8), mechanism(clipping=Quantile(initial=5.0))
+    parts = [sum_of(dp, model, x[each.index], each.mask) for each in passes(torch.arange(11), 4)]
+    assert len(parts) == 3
+    torch.testing.assert_close(total_of(parts).below, sum_of(dp, model, x).below)
+
+
 def test_the_median_of_private_norms_bounds_nothing() -> None:
     """Norms 1, 2, 9: without the 9 the bound falls, and the sum moves by more than any record's clipped share."""
     w, dp = nn.Parameter(torch.zeros(1)), mechanism(clipping=Median())
@@ -426,6 +433,7 @@ def test_a_private_run_spends_what_its_events_say() -> None:
     ("mistake", "sentence"),
     [
         (lambda: mechanism(0.0), r"the clip bound is 0; it must lie between 1e-06 and 1e\+06"),
+        (lambda: Quantile(initial=1e-7), r"the first clip bound is 1e-07; it must lie between 1e-06 and 1e\+06"),
         (lambda: Quantile(target=1.5), "the clip quantile is 1.5; it must lie between 0 and 1"),
         (lambda: Quantile(share=0.0), "share of the budget is 0.0"),
         (lambda: mechanism(rate=0.0), "rate is 0.0"),

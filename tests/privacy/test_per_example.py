@@ -17,7 +17,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
-from fedloom.privacy.gradient_forms import ROUNDING, Form, Outer, Rows, Whole, by_subject, joint_norms
+from fedloom.privacy.gradient_forms import ROUNDING, Form, Outer, Rows, Total, Whole, by_subject, joint_norms
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
 from fedloom.privacy.separation import require_same_alone, require_separate_examples
@@ -246,7 +246,12 @@ def test_cancelling_uses_of_a_layer_never_make_a_norm_too_small() -> None:
 
 
 def test_layers_without_a_rule_are_left_to_the_exact_path() -> None:
-    for layer in (nn.Embedding(3, 2), nn.Conv2d(2, 2, 3, groups=2), spectral_norm(nn.Linear(2, 2))):
+    unlike = (
+        nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.Conv2d(2, 2, 3, 1, 1, padding_mode="reflect"),
+    )
+    for layer in (nn.Embedding(3, 2), *unlike, spectral_norm(nn.Linear(2, 2))):
         assert not Watch(layer, [name for name, _ in layer.named_parameters()]).complete
 
 
@@ -278,6 +283,23 @@ def test_derivatives_of_layers_inside_a_loss_are_found_even_where_they_do_not_co
     assert not layers_suffice(lambda: layer(x).sum(1) + 0 * steepness(layer, x, way), watch, parameters)
 
 
+def test_derivatives_are_found_behind_another_layer_that_has_gradients_itself() -> None:
+    before, layer, x = nn.Linear(3, 3), nn.Linear(3, 3), torch.randn(4, 3)
+    watch, parameters = Watch(layer, ["weight", "bias"]), dict(layer.named_parameters())
+    assert layers_suffice(lambda: layer(before(x)).sum(1), watch, parameters)
+    assert not layers_suffice(
+        lambda: layer(before(x)).sum(1) + steepness(layer, before(x), "forward"), watch, parameters
+    )
+
+
+def test_factors_are_weighted_anew_for_every_sum() -> None:
+    """Several parameters may share them, and what is kept of one sum must not go into another."""
+    rows = Rows(torch.tensor([[[1.0]], [[10.0]]]))
+    weight, bias = Outer(rows, Rows(torch.ones(2, 1, 1)), torch.Size((1,))), Total(rows)
+    for factors, total in ((torch.tensor([1.0, 0.0]), 1.0), (torch.tensor([0.5, 0.5]), 5.5)):
+        assert weight.weighted_sum(factors).item() == bias.weighted_sum(factors).item() == total
+
+
 def test_parameters_that_layers_share_are_found() -> None:
     x = torch.randn(4, 3)
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -303,6 +325,13 @@ def test_the_gradients_of_a_subject_are_summed_and_padding_is_nobodys() -> None:
         assert isinstance(forms["w"], Whole)
         assert forms["w"].gradient.tolist() == [[5], [2], [0], [0]]
         assert counted.tolist() == [1, 1, 0, 0]
+
+
+def test_padding_does_not_stand_for_a_subject_of_the_same_number() -> None:
+    """Wherever it lies: a padding row is a copy of somebody's record."""
+    rows = torch.tensor([[9.0], [1.0], [4.0]])
+    forms, counted = by_subject({"w": Whole(rows)}, torch.tensor([17, 17, 17]), torch.tensor([0.0, 1.0, 1.0]))
+    assert forms["w"].written_out().gradient[counted > 0].tolist() == [[5]]
 
 
 @pytest.mark.parametrize("mixing", ["batch norm", "interpolation", "the first row in all others"])

@@ -112,3 +112,11 @@ def test_payloads_have_noise_of_their_own() -> None:
 def test_a_bound_must_bound(bound: float) -> None:
     with pytest.raises(ConfigError, match="must be greater than 0 and finite"):
         BoundedSum(moments, bound)
+
+
+def test_every_tensor_of_a_contribution_must_come_of_its_own_record() -> None:
+    def second(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"count": torch.ones(len(batch.x)), "sum": batch.x - batch.x.mean(dim=0)}
+
+    with pytest.raises(ConfigError, match="what a record contributes to 'sum' depends on the other records of its"):
+        BoundedSum(second).check(records_of(torch.rand(6, 3)), MODEL)
