@@ -155,6 +155,7 @@ def test_who_knows_the_seed_does_not_know_the_objectives_noise_of_a_deployment(m
     assert torch.equal(one, other)
     assert one.shape[1:] == public.shape[1:]
     assert not torch.isin(one, public).any()
+    assert len(one.unique()) == one.numel(), "no number of a step comes again in another"
     assert abs(float(one.mean())) < 7 / math.sqrt(one.numel())
     assert one.dtype == latent_draws(1, SecureNoise(), monkeypatch).dtype == torch.float32
 
