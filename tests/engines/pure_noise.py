@@ -7,6 +7,7 @@ standard deviations, as they follow from what the ledgers of the silos were char
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedloom.objectives.base import Losses
 from fedloom.privacy.accounting import Event, Gaussian
 from fedloom.privacy.clipping import Quantile
 from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger
+from fedloom.privacy.noise import keyed
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -189,11 +191,11 @@ def lived(
 ) -> Sent:
     """Rounds of a simulation, charged before they are carried out."""
     trainer = Experiment.of(config, federation).trainer
-    engine, charging, updates = engine_of(trainer), Charging(trainer, path), list[Update]()
+    engine, charging, updates = engine_of(trainer), Charging(trainer, path, os.urandom(32)), list[Update]()
     state = initial_state(trainer.method, federation, config)
     for number in range(1, config.rounds + 1):
-        context = charging.admitted(state, RoundContext(number, config.rounds, tuple(range(len(federation)))))
-        state, _ = engine.round(state, context, lambda result: updates.append(result.update))
+        context, secrets = charging.admitted(state, RoundContext(number, config.rounds, tuple(range(len(federation)))))
+        state, _ = engine.round(state, context, lambda result: updates.append(result.update), secrets)
     charging.close()
     return standardised(updates, {silo.name: path for silo in federation.silos}, len(trainer.method.phases))
 
@@ -235,10 +237,10 @@ def side_by_side(folder: Path) -> Sent:
     assert ", 1 stack of" in engine.describe()
     jobs, updates = dict[int, Job](), [list[Update](), list[Update]()]
     for run, trainer in enumerate(trainers):
-        charging = Charging(trainer, folder / f"{run}.sqlite")
+        charging = Charging(trainer, folder / f"{run}.sqlite", os.urandom(32))
         state = initial_state(trainer.method, FEDERATION, trainer.config)
-        admitted = charging.admitted(state, RoundContext(1, 1, (0, 1)))
-        jobs[run] = Job(state, admitted, lambda result, heard=updates[run]: heard.append(result.update))
+        admitted, secrets = charging.admitted(state, RoundContext(1, 1, (0, 1)))
+        jobs[run] = Job(state, admitted, lambda result, heard=updates[run]: heard.append(result.update), secrets)
         charging.close()
     engine.rounds(jobs)
     found: Sent = {}
@@ -298,7 +300,9 @@ def searched(engine_of: Callable[[Trainer], ReferenceEngine | FusedEngine]) -> t
     config = config_of("rounds=1", "local.steps=1", "method.outputs=30", "privacy.clipping=quantile")
     trainer, heard = Experiment.of(config, MANY).trainer, list[Result]()
     state = initial_state(trainer.method, MANY, config)
-    engine_of(trainer).round(state, RoundContext(1, 1, tuple(range(len(MANY)))), heard.append)
+    everybody = tuple(range(len(MANY)))
+    secrets = {silo: keyed(os.urandom(32), "round 1") for silo in everybody}
+    engine_of(trainer).round(state, RoundContext(1, 1, everybody), heard.append, secrets)
     (event,) = {plan.events(1)[UPDATE] for plan in trainer.privacy}
     assert isinstance(event, Gaussian)
     gradient = event.noise_multiplier * CLIP / BATCH / math.sqrt(1 - clipping.share)

@@ -276,8 +276,8 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
 KEEPING = (*RDP, "privacy.clipping=quantile", "local.keep_optimizer=true", "sharing.scopes.encoder=silo", "rounds=3")
 
 
-# In the logs and in the checkpoint of round 2, whose silos have paid; to keep a secret takes two writes.
-@pytest.mark.parametrize(("noise", "write"), [("test", 14), ("test", 17), ("secure", 16), ("secure", 19)])
+# In the logs and in the checkpoint of round 2, whose silos have paid; to keep a secret takes four writes.
+@pytest.mark.parametrize(("noise", "write"), [("test", 14), ("test", 17), ("secure", 18), ("secure", 21)])
 def test_a_killed_run_resumes_bit_for_bit_and_pays_nothing_twice(noise: str, write: int, tmp_path: Path) -> None:
     """As the whole run from the same seed; with a secret, which no other run has, as a copy of what was left."""
     config = tiny_config(*KEEPING, f"privacy.noise={noise}")
