@@ -192,6 +192,7 @@ UNSAFE = replace(RELEASE, statistic=Unbounded(lambda *_: {}, "it is a median"))
         (("local.optimizer=adam",), None, "the steps of 'adam' are not proportional to the sum"),
         (("method.name=fissionvae",), None, "block 'decoder' has scope 'group', not 'global'"),
         (("sharing.scopes.encoder=silo",), None, "block 'encoder' has scope 'silo', not 'global'"),
+        (("method.name=flow_vae",), None, "method 'flow_vae' has 2 phases"),
         (("method.name=moon",), None, "block 'history' has scope 'silo', not 'global'"),
         (("privacy.clipping=quantile",), None, "privacy.clipping = 'quantile' makes each silo's bound another"),
         (("participation.rate=0.5",), None, r"silos are absent from some rounds \(participation.rate = 0.5\)"),

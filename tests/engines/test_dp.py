@@ -19,9 +19,9 @@ from engines.killing import train_until_write
 from fedloom.engines import private_training
 from fedloom.engines.base import FederationState, initial_state, site_of
 from fedloom.engines.charging import Charging, noise_source, silo_plans
-from fedloom.engines.private_training import public_batch
+from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer
+from fedloom.engines.training import Trainer, parameters_of
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.records import UNLABELLED, Batch, Federation
@@ -404,6 +404,23 @@ def test_a_generator_sees_a_public_number_of_rows_and_no_record(tiny_federation:
     seen = looking.objective.seen  # type: ignore[attr-defined]
     assert len(seen) == result.steps == 3
     assert all(batch.x.shape == (16, 1, 28, 28) and not batch.x.any() for batch in seen)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "enough"),
+    [
+        ((), True),
+        (("method.name=fedprox",), False),  # pulls at parameters themselves
+        (("model.penalty=jacobian", "model.penalty_limit=0.01"), False),  # looks at derivatives of layers
+    ],
+    ids=["fedvae", "parameters", "derivatives"],
+)
+def test_gradients_are_taken_from_layers_only_where_these_say_it_all(overrides: tuple[str, ...], enough: bool) -> None:
+    trainer, _ = trainer_of(federation_of([0] * 40), *RDP, "method.name=fedvae", *overrides)
+    (phase,), model = trainer.method.phases, trainer.method.build(site_of(trainer.federation, 0))
+    watch, quick = watched_trial(model, phase, parameters_of(phase, model), trainer.made_up(0), trainer.streams)
+    assert watch.complete
+    assert quick == enough
 
 
 def test_groups_take_turns_in_a_public_batch() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from engines.one_answer import (
     CONVOLUTIONS,
@@ -30,7 +32,9 @@ from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow, rows_o
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.training import Trainer
 from fedloom.experiment import train
-from fedloom.federation.records import Federation
+from fedloom.federation.records import Batch, Federation
+from fedloom.federation.rounds import RoundContext
+from fedloom.objectives.base import Losses, Objective
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
@@ -78,6 +82,7 @@ def test_silos_of_several_groups(name: str) -> None:
         ("privacy.clipping=median",),
         ("privacy.blocks=['decoder']",),
         ("privacy.blocks=['decoder']", "model.network=conv", CONVOLUTIONS),
+        ("privacy.blocks=['decoder']", *METHODS["sgd"]),  # Adam would not see by how much a whole sum is scaled
         ("privacy.blocks=['decoder']", *METHODS[WRITTEN_OUT]),
         ("model.penalty=jacobian", "model.penalty_limit=0.01"),
         ("model.lipschitz=0.5",),
@@ -89,6 +94,7 @@ def test_silos_of_several_groups(name: str) -> None:
         "median",
         "one block",
         "one block of convolutions",
+        "one block, scaled",
         "one block, written out",
         "derivatives",
         "certified",
@@ -173,6 +179,35 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     trainer, start = private_trainer(LARGER, *METHODS[name])
     assert_one_answer(trainer, start, ROUNDS[:2], FusedOptions(CPU, chunk=3, compiled=True))
+
+
+@dataclass(frozen=True)
+class Looking:
+    """An objective whose losses tell what its phase is shown."""
+
+    inner: Objective
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        return self.inner.noise
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        losses = self.inner(model, batch, noise, received, context)
+        return replace(losses, total=losses.total + 9.0 * batch.x.flatten(1).mean(1) + batch.y + batch.group)
+
+
+def test_a_phase_that_is_charged_nothing_is_shown_no_record_in_either_engine() -> None:
+    trainer, start = private_trainer(MIXED, *METHODS["fedgan"])
+    judge, make = trainer.method.phases
+    looking = replace(trainer.method, phases=(judge, replace(make, objective=Looking(make.objective))))
+    assert_one_answer(replace(trainer, method=looking), start, ((0, 1),), IN_CHUNKS)
 
 
 @pytest.mark.parametrize("fault", ["noise", "bound", "scale"])
