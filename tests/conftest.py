@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import uuid
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -13,6 +15,7 @@ from hypothesis import settings
 
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
+from fedloom.privacy.registry import VARIABLE
 from fedloom.streams import Streams
 from support import tiny_config
 
@@ -20,6 +23,14 @@ torch.set_num_threads(1)
 # No deadline, because machines may be slow; the same examples every time, because a suite must not fail by chance.
 settings.register_profile("fedloom", deadline=None, derandomize=True)
 settings.load_profile("fedloom")
+
+
+@pytest.fixture(autouse=True)
+def registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A registry of ledgers for each test, also for the processes that it starts."""
+    folder = tmp_path_factory.getbasetemp() / "registries" / uuid.uuid4().hex
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

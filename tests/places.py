@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
+from fedloom.privacy.registry import Registry
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
@@ -48,8 +49,8 @@ DISHONEST = Path(__file__).parent / "system" / "dishonest"
 
 
 def private(epsilon: float, noise: str) -> str:
-    """A policy of silos that let nothing leave without DP-SGD."""
-    asked = POLICY.replace('"none"', '"dp-sgd"').replace('"test"', f'"{noise}"')
+    """A policy of silos that let nothing leave without DP-SGD, as far as its noise protects anything."""
+    asked = POLICY if noise == "test" else POLICY.replace('"none"', '"dp-sgd"').replace('"test"', f'"{noise}"')
     return f"{asked}max_epsilon = {epsilon}\nmax_delta = 0.1\n"
 
 
@@ -142,7 +143,10 @@ class Place:
         finally:
             for home in self.place.silos:
                 (home.path / "policy.toml").write_text(POLICY)
-                (home.path / "ledger.sqlite").unlink(missing_ok=True)
+            with closing(Registry(self.place.registry)) as registry:
+                for entry in registry.entries():
+                    registry.forget(entry.path)
+                    entry.path.unlink()
 
     @contextlib.contextmanager
     def dishonest(self, silo: Joining, *damages: tuple[int, str]) -> Iterator[None]:

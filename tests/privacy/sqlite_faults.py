@@ -18,6 +18,7 @@ from fedloom.federation.records import Records, Silo
 from fedloom.privacy.accounting import Budget, Gaussian
 from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.privacy.registry import VARIABLE
 from fedloom.runs.files import write_atomically
 
 processes = multiprocessing.get_context("forkserver")
@@ -103,6 +104,7 @@ def _deploy(home: Path, sent: Path, rounds: int, number: int) -> None:
         fsync(descriptor)
 
     os.fsync, time.time = counted, lambda: float(next(clock))
+    os.environ[VARIABLE] = str(home / "registry")  # the server that forks these processes knows of no other
     ledger = data_ledger(home / "ledger.sqlite", SILO, epsilon=50.0)
     for round in range(1, rounds + 1):
         shelf = home / f"round-{round}"

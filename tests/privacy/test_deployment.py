@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
+from fedloom.privacy.registry import Registry
 from privacy.sqlite_faults import EVENT, RELEASES, SILO, deploy
 
 
@@ -49,12 +49,13 @@ def test_a_kill_at_any_write_of_a_run_never_leaves_a_release_unpaid(tmp_path: Pa
         before = paid
     assert kills > 30
     assert before[1, "update"] > 1, "some attempt was lost and paid for again"
-    again = Path(shutil.copytree(tmp_path, tmp_path.with_name("copy")))  # a copied folder, the ledger with it
-    for home in (tmp_path, again):
-        paid = charges(home / "ledger.sqlite")
-        assert deploy(home, home / "sent", 2, 0)
-        assert charges(home / "ledger.sqlite") == paid, "what was stored is sent again for nothing"
-        assert len(set(lines(home / "sent")[-4:])) == 2
+    paid = charges(ledger)
+    again = tmp_path.rename(tmp_path.with_name("moved"))  # ledger, registry and all
+    assert deploy(again, again / "sent", 2, 0)
+    assert charges(again / "ledger.sqlite") == paid, "what was stored is sent again for nothing"
+    assert len(set(lines(again / "sent")[-4:])) == 2
+    (entry,) = Registry(again / "registry").entries()
+    assert (entry.path, entry.charges) == (again / "ledger.sqlite", sum(paid.values()))
 
 
 def test_what_is_not_the_finished_bytes_is_another_release(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_the_budget_holds_over_all_runs_by_a_filter_and_is_bound_to_the_data(tmp
         data_ledger(path, changed, 3.0, 1e-5)
     with pytest.raises(FedloomError, match=r"grants silo 'north' epsilon 3 .* epsilon 4"):
         data_ledger(path, SILO, 4.0, 1e-5)
-    assert data_ledger(tmp_path / "other.sqlite", SILO, 3.0).accounts()[0].budget.delta == 1e-3
+    assert data_ledger(tmp_path / "other.sqlite", changed, 3.0).accounts()[0].budget.delta == 1e-3
 
 
 def test_a_grant_can_be_lowered_but_not_raised(tmp_path: Path) -> None:

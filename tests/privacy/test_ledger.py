@@ -272,6 +272,7 @@ def test_a_ledger_that_did_not_note_the_unit_is_read_and_charged_no_more(ledger:
     ledger.close()
     with contextlib.closing(sqlite3.connect(ledger.path)) as older:
         older.execute("ALTER TABLE silos DROP COLUMN unit")
+        older.execute("DROP TABLE identity")
         older.execute("PRAGMA user_version = 1")
     before = ledger.path.read_bytes()
     for _ in range(2):

@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 import math
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedloom.cli.output import Json, show, show_json, table
+from fedloom.cli.output import Json, plural, say, show, show_json, table
+from fedloom.errors import ConfigError
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run folder, or a ledger file.", show_default=False)],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[PATH]", help="A run folder, or a ledger file.", show_default=False)
+    ] = None,
+    registry: Annotated[bool, typer.Option("--registry", help="List the ledgers of this machine's silos.")] = False,
+    forget: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Strike a ledger out of the registry, with what it counted."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Answer the question of --forget.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the privacy budget of each silo: granted, spent and left, in all and by release."""
+    if (path is not None) + registry + (forget is not None) != 1:
+        raise ConfigError("give either a run folder or a ledger, or --registry, or --forget with a ledger's path")
+    if path is not None:
+        _show_accounts(path, as_json)
+    elif forget is not None:
+        _forget(forget, yes)
+    else:
+        _show_registry(as_json)
+
+
+def _show_registry(as_json: bool) -> None:
+    from fedloom.privacy.registry import FILE, Registry, registry_folder
+
+    folder = registry_folder()
+    entries = []
+    if (folder / FILE).is_file():
+        with closing(Registry(folder)) as registry:
+            entries = registry.entries()
+    if as_json:
+        rows = [{"silo": entry.silo, "charges": entry.charges, "ledger": str(entry.path)} for entry in entries]
+        show_json({"registry": str(folder), "ledgers": rows})
+        return
+    found = table("silo", "charges", "ledger", right=("charges",))
+    for entry in entries:
+        found.add_row(entry.silo, str(entry.charges), str(entry.path))
+    show(found)
+
+
+def _forget(path: Path, yes: bool) -> None:
+    from fedloom.privacy.registry import Registry
+
+    with closing(Registry()) as registry:
+        charges = max((entry.charges for entry in registry.entries() if entry.path == path.resolve()), default=0)
+        say(
+            f"The registry then no longer knows that {path} counted {plural(charges, 'charge')}: a new, older or "
+            "second ledger of the same records may begin their budget anew. That is right only if nothing was released "
+            "for them, or if these charges are given up on purpose."
+        )
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ConfigError("--forget asks first, and nobody is there to answer; add --yes")
+            typer.confirm("Forget it?", abort=True)
+        registry.forget(path)
+
+
+def _show_accounts(path: Path, as_json: bool) -> None:
     from fedloom.privacy.ledger import read_accounts, told
     from fedloom.runs.folder import RunFolder
 

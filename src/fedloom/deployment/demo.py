@@ -41,6 +41,7 @@ class Neighbourhood:
     server: ServerHome
     silos: tuple[SiloHome, ...]
     data: tuple[Path, ...]
+    registry: Path  # of their ledgers, apart from the user's own
 
 
 def settle(
@@ -72,7 +73,7 @@ def settle(
         held_out = federation.test.of_group(silo.groups[0])
         write_records(files[-1], federation, silo.train, held_out)
         homes.append(home)
-    return Neighbourhood(server, tuple(homes), tuple(files))
+    return Neighbourhood(server, tuple(homes), tuple(files), folder / "registry")
 
 
 def write_records(path: Path, federation: Federation, train: Records, test: Records) -> None:
@@ -97,7 +98,8 @@ def running(
     with ExitStack() as stack:
         serving = stack.enter_context(Serving(place.server, say, proxy=proxy))
         joined = [
-            stack.enter_context(Joining(home, data, say)) for home, data in zip(place.silos, place.data, strict=True)
+            stack.enter_context(Joining(home, data, say, place.registry))
+            for home, data in zip(place.silos, place.data, strict=True)
         ]
         over = threading.Event()
 

@@ -19,6 +19,7 @@ from fedloom.deployment.confinement import Rights, bubblewrap, confined
 from fedloom.deployment.homes import SiloHome
 from fedloom.deployment.processes import Child, Household, flower_environment, locked
 from fedloom.errors import FedloomError
+from fedloom.privacy.registry import KEY, VARIABLE, Registry, registry_folder
 
 UNCONFINED = (
     "the worker has all rights of this user: bubblewrap (Debian's package) is not installed, or not allowed here; "
@@ -33,11 +34,13 @@ class Joining:
     home: SiloHome
     data: Path
     say: Callable[[str], None]
+    registry: Path = field(default_factory=registry_folder)
     household: Household = field(default_factory=Household)
 
     def __enter__(self) -> Joining:
         if not self.data.exists():
             raise FedloomError(f"--data {self.data} does not exist; give an .npz file or a folder of images")
+        Registry(self.registry).close()  # the worker may write there, but not make the folder
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.
         self._runtime = Path(tempfile.mkdtemp(prefix="fedloom-"))
@@ -71,7 +74,10 @@ class Joining:
         return locked(self.home.lock, taken)
 
     def _worker(self) -> Child:
-        """It writes its ledger and rounds into the silo's folder, and can change nothing else there."""
+        """It writes its ledger and rounds into the silo's folder, and can change nothing else there.
+
+        Beside that it writes into the registry of ledgers.
+        """
         home, data = self.home.path.resolve(), self.data.resolve()
         command = [
             sys.executable,
@@ -82,11 +88,12 @@ class Joining:
             str(self._runtime / "worker"),
         ]
         rights = Rights(
-            writes=(home, self._runtime),
+            writes=(home, self._runtime, self.registry.resolve()),
             only_reads=(*self.home.settled, *((data,) if home in data.parents else ())),
             never_sees=(home / "node.key",),
         )
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TMPDIR": str(self._runtime)}
+        own = {"TMPDIR": str(self._runtime), VARIABLE: str(self.registry.resolve())}
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **own}
         # A worker that outlives this command still counts as joined.
         log = self.home.logs / "worker.log"
         return Child("worker", confined(command, rights), log, environment, holds=(self._lock.fileno(),))
@@ -97,5 +104,6 @@ class Joining:
         flower = home / "flower"
         flower.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "fedloom.deployment.node", str(home), str(self._runtime / "worker")]
-        rights = Rights(writes=(flower,), never_sees=(self.data.resolve(),), network=True)
+        key = self.registry.resolve() / KEY  # with which it could guess at records by their digests
+        rights = Rights(writes=(flower,), never_sees=(self.data.resolve(), key), network=True)
         return Child("node", confined(command, rights), self.home.logs / "node.log", flower_environment(flower))

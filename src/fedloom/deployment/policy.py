@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.config import Config, at_least, parse, share
+from fedloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.engines.flower.silo import Grant
@@ -24,8 +25,13 @@ payloads = ["records"]  # what else may leave: "records" is the number of record
 experiments = []        # digests of experiments ('fedloom inspect' and refusals show them); empty: any
 
 privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
+unit = "record"         # what every private experiment must protect: "record", or "subject"; cannot be changed later
 max_epsilon = 8.0       # spent on this silo's data by all runs together; may be lowered later, not raised
+delta = 0.0             # at which max_epsilon holds; 0: the largest power of ten that is at most 1 / (10 n)
 max_delta = 1e-4        # of one experiment
+min_clip = 0.001        # the least clip bound that an experiment may ask for
+max_steps = 10000       # noisy steps in one round, with those of pretraining
+min_noise = 0.3         # the least noise multiplier of any step or payload
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
 pace = 0.5              # under DP-SGD an answer leaves at a whole multiple of so many seconds after its task came
 """
@@ -45,10 +51,21 @@ class Policy:
     payloads: tuple[str, ...] = ("records",)
     experiments: tuple[str, ...] = ()
     privacy: Literal["none", "dp-sgd"] = "dp-sgd"
+    unit: Literal["record", "subject"] = "record"
     max_epsilon: float = field(default=8.0, metadata=at_least(0))
+    delta: float = field(default=0.0, metadata=share())
     max_delta: float = field(default=1e-4, metadata=share())
+    min_clip: float = field(default=0.001, metadata=at_least(0))
+    max_steps: int = field(default=10_000, metadata=at_least(1))
+    min_noise: float = field(default=0.3, metadata=at_least(0))
     noise: Literal["secure", "test"] = "secure"
     pace: float = field(default=0.5, metadata=at_least(0))
+
+    def __post_init__(self) -> None:
+        if self.noise == "test" and self.privacy == "dp-sgd":
+            raise ConfigError(
+                "policy.noise = 'test' protects nothing; set privacy = 'none' beside it, or noise = 'secure'"
+            )
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Policy:
@@ -78,9 +95,11 @@ class Policy:
         from fedloom.engines.flower.silo import Grant
 
         epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
-        return Grant(epsilon, repeatable=self.noise == "test", pace=self.pace)
+        return Grant(epsilon, self.delta, self.unit, repeatable=self.noise == "test", pace=self.pace)
 
     def _privacy_objection(self, plan: SiloPlan | None) -> str:
+        if plan is not None and plan.settings.unit != self.unit:  # also where it is only counted
+            return f"the experiment protects each {plan.settings.unit}; policy.toml asks for unit = '{self.unit}'"
         if self.privacy == "none":
             return ""
         if plan is None:
@@ -91,6 +110,22 @@ class Policy:
             return f"the experiment asks for epsilon {plan.granted.epsilon:g}; policy.toml allows {self.max_epsilon:g}"
         if plan.granted.delta > self.max_delta:
             return f"the experiment asks for delta {plan.granted.delta:g}; policy.toml allows {self.max_delta:g}"
+        return self._mechanism_objection(plan)
+
+    def _mechanism_objection(self, plan: SiloPlan) -> str:
+        """Settings under which the numbers behind an epsilon are worth little."""
+        if plan.settings.clip < self.min_clip:
+            return f"the experiment clips at {plan.settings.clip:g}; policy.toml asks for min_clip = {self.min_clip:g}"
+        if plan.steps + plan.pretraining > self.max_steps:
+            return (
+                f"the experiment takes {plan.steps + plan.pretraining} noisy steps in a round; policy.toml allows "
+                f"max_steps = {self.max_steps}"
+            )
+        if plan.least_noise < self.min_noise:
+            return (
+                f"the experiment has a noise multiplier of {plan.least_noise:.3g}; policy.toml asks for "
+                f"min_noise = {self.min_noise:g}"
+            )
         return ""
 
 

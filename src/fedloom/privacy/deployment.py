@@ -10,7 +10,9 @@ done again is then another release, unless the bytes that were finished are sent
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fedloom.config import PrivacyConfig
@@ -18,6 +20,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Silo
 from fedloom.privacy.accounting import Budget, Unit, check_delta, default_delta
 from fedloom.privacy.ledger import Ledger
+from fedloom.privacy.registry import Registry
 
 
 def check_deployable(settings: PrivacyConfig) -> None:
@@ -33,19 +36,36 @@ def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0, *, u
 
     ``delta`` 0 stands for the largest power of ten that is at most 1 / (10 n). What is only counted, up to an infinite
     epsilon, needs no filter, and a filter could not count it. A smaller epsilon than was granted before is kept to
-    beside the first, a larger one is refused.
+    beside the first, a larger one is refused. So is a ledger that would count anew what another one has counted of
+    these records (:mod:`fedloom.privacy.registry`); the registry follows every charge.
     """
     granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
-    ledger = Ledger(path)
     budget = Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld", unit)
-    try:
-        known = ledger.budget_of(silo.name)
-        if known is not None and epsilon < known.epsilon:
-            ledger.enrol(silo.name, silo.digest, replace(known, delta=granted, unit=unit))
-            ledger.tighten(silo.name, budget)
-        else:
-            ledger.enrol(silo.name, silo.digest, budget)
-    except BaseException:
-        ledger.close()
-        raise
+    with closing(Registry()) as registry:
+        ledger = Ledger(path) if path.exists() else None
+        try:
+            registry.check(silo, path, ledger)
+            ledger = ledger or Ledger(path)
+            _enrol(ledger, silo, registry.bind(silo, ledger), budget)
+            registry.register(silo, ledger)
+        except BaseException:
+            if ledger is not None:
+                ledger.close()
+            raise
+    ledger.watch(partial(_follow, registry.folder, silo, ledger))
     return ledger
+
+
+def _enrol(ledger: Ledger, silo: Silo, records: str, budget: Budget) -> None:
+    known = ledger.budget_of(silo.name)
+    if known is not None and budget.epsilon < known.epsilon:
+        ledger.enrol(silo.name, records, replace(known, delta=budget.delta, unit=budget.unit))
+        ledger.tighten(silo.name, budget)
+    else:
+        ledger.enrol(silo.name, records, budget)
+
+
+def _follow(registry: Path, silo: Silo, ledger: Ledger) -> None:
+    """Make a charge one that cannot be taken back by another copy of the ledger."""
+    with closing(Registry(registry)) as found:
+        found.register(silo, ledger)

@@ -1,18 +1,18 @@
 """What has been spent on a silo's data, for good: an SQLite file of events, written before anything is released.
 
 A charge is durable before the work that it pays for begins, and nothing is ever taken back, so after any crash the
-ledger holds at least what was released. No decision depends on a clock. What it cannot know is that somebody put an
-older copy of the file in its place: keep it where backups are not restored over it.
+ledger holds at least what was released. No decision depends on a clock. What it cannot know by itself is that somebody
+put an older copy of the file in its place: in a deployment the registry does (:mod:`fedloom.privacy.registry`). A
+simulation keeps a ledger for each run in the run's folder, and that is registered nowhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +20,18 @@ from typing import Any
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
+from fedloom.privacy.database import Database
 
-APPLICATION, SCHEMA = 0x666C6564, 2  # "fled"
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
 UPDATE, PRETRAINING = "update", "pretraining"
-WAIT = 60.0  # seconds that a process waits for another's charge
-GLANCE = 5.0  # seconds that one waits who only reads
 
+_FOR_GOOD = "BEGIN SELECT RAISE(ABORT, 'for good'); END"
+# Which of all ledgers it is, wherever it lies; a copy is the same one.
+_IDENTITY = (
+    "CREATE TABLE identity (ledger TEXT NOT NULL)",
+    "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
+    *(f"CREATE TRIGGER identity_{change} BEFORE {change} ON identity {_FOR_GOOD}" for change in ("UPDATE", "DELETE")),
+)
 _TABLES = (
     "CREATE TABLE silos (silo TEXT PRIMARY KEY, data TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL,"
     " accountant TEXT NOT NULL, unit TEXT NOT NULL)",
@@ -35,13 +40,12 @@ _TABLES = (
     " UNIQUE (run, silo, round, release, attempt))",
     "CREATE TABLE finished (charge INTEGER PRIMARY KEY REFERENCES charges, sha256 TEXT NOT NULL)",
     *(
-        f"CREATE TRIGGER {table}_{change} BEFORE {change} ON {table} BEGIN SELECT RAISE(ABORT, 'for good'); END"
+        f"CREATE TRIGGER {table}_{change} BEFORE {change} ON {table} {_FOR_GOOD}"
         for table in ("silos", "charges", "finished")
         for change in ("UPDATE", "DELETE")
     ),
+    *_IDENTITY,
 )
-# Schema 1 did not note what a silo's charges protect.
-_MIGRATION = ("ALTER TABLE silos ADD COLUMN unit TEXT NOT NULL DEFAULT 'unknown'", f"PRAGMA user_version = {SCHEMA}")
 
 
 def told(epsilon: float) -> str:
@@ -124,53 +128,54 @@ class Account:
         }
 
 
-class Ledger:
-    """The ledger at a path, made if it is not there; several processes may hold it at once.
+@dataclass(frozen=True)
+class Chain:
+    """A ledger's charges as a chain: each head is over all charges up to one, so that none can be missing unseen."""
 
-    To read alone changes nothing: no file is made, and one of an older version stays as it is.
-    """
-
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path = path
-        self._tightened: dict[str, Budget] = {}
-        with self._explained():
-            if read_only:
-                address = f"{path.absolute().as_uri()}?mode=ro"
-                self._connection = sqlite3.connect(address, uri=True, timeout=GLANCE, isolation_level=None)
-            else:
-                self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-                self._prepare()
-        readable = {(APPLICATION, SCHEMA): "unit", **({(APPLICATION, 1): "'unknown'"} if read_only else {})}
-        version = self._version
-        if version not in readable:
-            self.close()
-            raise RunFolderError(f"{path} is not a ledger that this version of fedloom can read")
-        self._unit = readable[version]  # where it stands which unit a silo's charges protect
-
-    def _prepare(self) -> None:
-        """Make the tables, or bring those of an older version up to date."""
-        # One file that is whole after every commit: no log beside it that a copy could leave behind.
-        self._connection.execute("PRAGMA journal_mode = DELETE")
-        self._connection.execute("PRAGMA synchronous = EXTRA")
-        with self._transaction():
-            if not self._value("SELECT count(*) FROM sqlite_master"):
-                for statement in (
-                    f"PRAGMA application_id = {APPLICATION}",
-                    f"PRAGMA user_version = {SCHEMA}",
-                    *_TABLES,
-                ):
-                    self._connection.execute(statement)
-            elif self._version == (APPLICATION, 1):
-                for statement in _MIGRATION:
-                    self._connection.execute(statement)
+    ledger: str  # its identity
+    heads: tuple[str, ...]  # before the first charge, after the first, and so on
 
     @property
-    def _version(self) -> tuple[int, int]:
-        return self._value("PRAGMA application_id"), self._value("PRAGMA user_version")
+    def charges(self) -> int:
+        """How many."""
+        return len(self.heads) - 1
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._connection.close()
+    def goes_on_from(self, charges: int, head: str) -> bool:
+        """Whether it had this head after so many charges."""
+        return charges <= self.charges and self.heads[charges] == head
+
+
+class Ledger(Database):
+    """The ledger at a path."""
+
+    KIND, APPLICATION, SCHEMA, TABLES = "ledger", 0x666C6564, 3, _TABLES  # "fled"
+    # Schema 1 did not note what a silo's charges protect, and schema 2 not which ledger it is.
+    MIGRATIONS = {  # noqa: RUF012
+        1: ("ALTER TABLE silos ADD COLUMN unit TEXT NOT NULL DEFAULT 'unknown'", *_IDENTITY),
+        2: _IDENTITY,
+    }
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._tightened: dict[str, Budget] = {}
+        self._witness: Callable[[], None] = lambda: None
+        super().__init__(path, read_only=read_only)
+        self._unit = "unit" if self._schema > 1 else "'unknown'"  # where it stands which unit charges protect
+
+    @property
+    def identity(self) -> str:
+        """Which ledger it is; empty for one of an older version that is only read."""
+        return str(self._value("SELECT ledger FROM identity")) if self._schema > 2 else ""
+
+    def chain(self) -> Chain:
+        """All charges as they are now."""
+        heads = [_sha256(self.identity.encode())]
+        for row in self._rows("SELECT * FROM charges ORDER BY number"):
+            heads.append(_sha256(json.dumps([heads[-1], *row]).encode()))
+        return Chain(self.identity, tuple(heads))
+
+    def watch(self, witness: Callable[[], None]) -> None:
+        """Have somebody told of every charge when it is durable, and before what it pays for is made."""
+        self._witness = witness
 
     def enrol(self, silo: str, data: str, budget: Budget) -> None:
         """Bind a silo's name to its data (by digest) and budget; afterwards neither can change."""
@@ -200,6 +205,18 @@ class Ledger:
                 f"{known[1].accountant}, but epsilon {budget.epsilon:g} at delta {budget.delta:g} by "
                 f"{budget.accountant} is asked for"
             )
+
+    def data_of(self, silo: str) -> str | None:
+        """The digest of the data that a silo's name is bound to, if it is."""
+        known = self._account_of(silo)
+        return known[0] if known else None
+
+    def rebind(self, silo: str, old: str, new: str) -> None:
+        """Write another digest of the same data where the ``old`` one stands, which leaves the file."""
+        with self._explained(), self._transaction():
+            self._connection.execute("DROP TRIGGER silos_UPDATE")
+            self._connection.execute("UPDATE silos SET data = ? WHERE silo = ? AND data = ?", (new, silo, old))
+            self._connection.execute(f"CREATE TRIGGER silos_UPDATE BEFORE UPDATE ON silos {_FOR_GOOD}")
 
     def tighten(self, silo: str, budget: Budget) -> None:
         """Hold a silo, as long as this ledger is open, to a smaller budget beside the one that it was granted."""
@@ -242,7 +259,8 @@ class Ledger:
                 )
                 assert cursor.lastrowid is not None
                 charges[release] = Charge(cursor.lastrowid, new=True)
-            return charges
+        self._witness()
+        return charges
 
     def _known(self, key: tuple[str, str, int, str], event: Event, content: str | None) -> Charge | int:
         """The charge for this very release, else how many attempts there were."""
@@ -340,34 +358,10 @@ class Ledger:
         rows = self._rows(f"SELECT data, epsilon, delta, accountant, {self._unit} FROM silos WHERE silo = ?", silo)
         return (rows[0][0], Budget(*rows[0][1:])) if rows else None
 
-    def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        with self._explained():
-            return self._connection.execute(query, values).fetchall()
-
-    def _value(self, query: str, *values: str | int) -> Any:
-        return self._rows(query, *values)[0][0]
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing, one process at a time from the first read on."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-                raise RunFolderError(
-                    f"the last charge to the ledger {self.path} was cut off; going on with the run ends it"
-                ) from error
-            raise RunFolderError(f"cannot use the ledger {self.path}: {error}") from error
+    def _complaint(self, error: sqlite3.DatabaseError) -> str:
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
+            return f"the last charge to the ledger {self.path} was cut off; going on with the run ends it"
+        return super()._complaint(error)
 
 
 def _written(event: Event) -> str:

@@ -187,6 +187,12 @@ class SiloPlan:
         given, share = self.settings.noise_multiplier, self._pretraining_share
         return self._mechanism(given or _pretraining_noise(self.granted, share, self.rate, self.pretraining))
 
+    @property
+    def least_noise(self) -> float:
+        """The least noise multiplier of all that is released; infinite where nothing is."""
+        pretraining = [self.pretraining_mechanism.noise_multiplier] if self.pretraining else []
+        return min([*self.noise.values(), *self.release_noise.values(), *pretraining], default=math.inf)
+
     def pretrains(self, round: int) -> bool:
         """Whether private steps come before those of a round: it must be the first."""
         return self.pretraining > 0 and self.rounds[:1] == (round,)

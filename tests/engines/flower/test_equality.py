@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from fedloom.config import Config
 from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.silo import Grant
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records, Silo
@@ -118,9 +120,16 @@ def test_losses_are_in_the_reports_of_silos_alone(tmp_path: Path) -> None:
 
 
 def test_every_silo_pays_in_its_own_ledger_what_it_pays_in_a_simulation(tmp_path: Path) -> None:
-    deployment = reference_and_deployed(tmp_path, tiny_config("engine.name=reference", *CASES["dp-sgd"]))
+    """The same but for what the records are known by, which a silo's ledger must not tell who can guess them."""
+    config = tiny_config("engine.name=reference", *CASES["dp-sgd"])
+    federation = build_federation(config.data, Streams(config.seed))
+    train(config, tmp_path / "reference", federation)
+    deployment = Deployment(tmp_path, config, federation, agreement=lambda *_: Grant(8.0))
+    deployment.run()
     theirs = {account.silo: account for account in read_accounts(tmp_path / "reference" / "ledger.sqlite")}
-    for number, silo in enumerate(deployment.federation.silos):
-        assert read_accounts(deployment.home(number) / "ledger.sqlite") == [theirs[silo.name]]
-        assert theirs[silo.name].spent > 0
+    for number, silo in enumerate(federation.silos):
+        (ours,) = read_accounts(deployment.home(number) / "ledger.sqlite")
+        assert replace(ours, data=silo.digest) == theirs[silo.name]
+        assert ours.data.startswith("keyed:")
+        assert ours.spent > 0
     assert not (tmp_path / "server" / "ledger.sqlite").exists()

@@ -35,7 +35,8 @@ from fedloom.experiment import Experiment, Observer, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.privacy.ledger import BudgetSpentError, read_accounts
+from fedloom.privacy.accounting import Budget, NoGuarantee
+from fedloom.privacy.ledger import BudgetSpentError, Ledger, read_accounts
 from fedloom.privacy.noise import SecureNoise
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
@@ -645,7 +646,7 @@ def test_an_answer_that_was_lost_is_not_trained_for_twice(tmp_path: Path, monkey
 
 
 def test_a_silo_whose_budget_is_spent_says_so_and_sits_out(tmp_path: Path) -> None:
-    deployment = deployed(tmp_path, *DP)
+    deployment = replace(deployed(tmp_path, *DP), agreement=lambda *_: Grant(8.0))
     deployment.run("first", "run-1")
     deployment.events.clear()
     with pytest.raises(
@@ -734,27 +735,20 @@ def test_what_is_only_counted_is_counted(tmp_path: Path) -> None:
     assert 1 < account.spent < 8  # planned for a filter of 8, counted by a sharper accountant
 
 
-@pytest.mark.parametrize(("unit", "other"), [("record", "subject"), ("subject", "record")])
-def test_a_silos_ledger_keeps_to_the_unit_that_it_was_first_charged_for(
-    tmp_path: Path, unit: str, other: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each record is of a person of its own, so that the two units differ in nothing but their name."""
+def test_noise_that_can_be_repeated_is_charged_as_no_guarantee(tmp_path: Path) -> None:
+    deployment, task = first_task(tmp_path, agree)
+    assert deployment.service(1).answer(task).kind == "update"
+    ledger = Ledger(deployment.home(1) / "ledger.sqlite", read_only=True)
+    assert ledger.events(BAD) == [NoGuarantee("the noise comes from the experiment's seed and can be repeated")]
+    assert ledger.accounts()[0].spent == math.inf
+    ledger.close()
 
-    def counted_by(name: str) -> Config:
-        return tiny_config("method.name=fedvae", "engine.name=reference", *DP, "rounds=1", f"privacy.unit={name}")
 
-    everybody = federation_for(counted_by(unit))
-    silos = (replace(s, train=replace(s.train, subject=torch.arange(len(s)))) for s in everybody.silos)
-    deployment = Deployment(tmp_path, counted_by(unit), replace(everybody, silos=tuple(silos)))
-    deployment.run()
+def test_the_ledger_is_begun_by_the_grant(tmp_path: Path) -> None:
+    deployment, task = first_task(tmp_path, lambda *_: Grant(99.0, 1e-6, "subject"))
+    assert deployment.service(1).answer(task).kind == "update"
     (account,) = read_accounts(deployment.home(1) / "ledger.sqlite")
-    assert account.budget.unit == unit
-    deployment.config = counted_by(other)
-    with pytest.raises(ShortRoundError):
-        deployment.run("another", "run-2")
-    assert sorted(silo for _, silo in deployment.told("refused")) == sorted(NAMES)
-    assert f"keeps account of each {unit} of silo '{BAD}', but privacy.unit = '{other}' is asked for" in caplog.text
-    assert charges(deployment) == 1
+    assert account.budget == Budget(99.0, 1e-6, "filter", "subject")
 
 
 def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:

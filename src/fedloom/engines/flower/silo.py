@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -24,6 +25,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
@@ -53,12 +55,15 @@ class Grant:
     """What an operator grants to experiments on the silo's data, all of them together."""
 
     epsilon: float  # infinite: spending is only counted
+    delta: float = 0.0  # of the same lifetime; 0: the largest power of ten that is at most 1 / (10 n)
+    unit: Literal["record", "subject"] = "record"  # whose coming or going the ledger keeps account of
     repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
     pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
 Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
+REPEATABLE = "the noise comes from the experiment's seed and can be repeated"
 LOADED = 3  # experiments that stay ready at once
 
 
@@ -180,15 +185,17 @@ class SiloService:
             if stored is None:
                 store(stored := make())
             return stored
-        unit = prepared.plan.settings.unit
-        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, prepared.grant.epsilon, unit=unit)
+        grant, events = prepared.grant, prepared.plan.events(number)
+        if grant.repeatable:
+            events = dict.fromkeys(events, NoGuarantee(REPEATABLE))
+        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, grant.epsilon, grant.delta, unit=grant.unit)
         try:
             return ledger.released(
                 order.run,
                 self._silo.name,
                 number,
-                prepared.plan.events(number),
-                content=task if prepared.grant.repeatable else None,
+                events,
+                content=task if grant.repeatable else None,
                 stored=stored,
                 make=make,
                 store=store,
