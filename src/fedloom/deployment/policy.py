@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedloom.config import Config, at_least, parse, share
+from fedloom.config import Config, PrivacyConfig, at_least, parse, share
 from fedloom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,16 +74,15 @@ class Policy:
 
     def first_objection(self, config: Config) -> str:
         """Why a task is refused before anything of its experiment is built; empty where it may be looked at."""
-        return _not_in("method", [config.method.name], self.methods, "methods") or (
-            _not_in("experiment", [config.digest()], self.experiments, "experiments") if self.experiments else ""
-        )
+        steps = (config.local.steps or config.local.epochs) + config.privacy.pretraining  # or more
+        return self._choice_objection(config) or self._settings_objection(config.privacy, steps)
 
     def objection(self, config: Config, method: Method, plan: SiloPlan | None) -> str:
         """Why a task is refused; empty where the operator agrees to it."""
         leaving = [name for name, rule in method.plan.blocks.items() if rule.up]
         sent = [payload.name for payload in method.plan.payloads]
         return (
-            self.first_objection(config)
+            self._choice_objection(config)
             or _not_in("block", leaving, self.blocks, "blocks")
             or _not_in("payload", sent, self.payloads, "payloads")
             or self._privacy_objection(plan)
@@ -97,34 +96,48 @@ class Policy:
         epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
         return Grant(epsilon, self.delta, self.unit, repeatable=self.noise == "test", pace=self.pace)
 
+    def _choice_objection(self, config: Config) -> str:
+        return _not_in("method", [config.method.name], self.methods, "methods") or (
+            _not_in("experiment", [config.digest()], self.experiments, "experiments") if self.experiments else ""
+        )
+
     def _privacy_objection(self, plan: SiloPlan | None) -> str:
-        if plan is not None and plan.settings.unit != self.unit:  # also where it is only counted
-            return f"the experiment protects each {plan.settings.unit}; policy.toml asks for unit = '{self.unit}'"
+        if plan is None:
+            asked = "the experiment has privacy.mechanism = 'none', and policy.toml asks for privacy = 'dp-sgd'"
+            return asked if self.privacy == "dp-sgd" else ""
+        return self._settings_objection(plan.settings, plan.steps + plan.pretraining) or (
+            self._guarantee_objection(plan) if self.privacy == "dp-sgd" else ""
+        )
+
+    def _settings_objection(self, settings: PrivacyConfig, steps: int) -> str:
+        """What can be told before noise is planned, which takes long for very many steps."""
+        if settings.mechanism == "none":
+            return ""
+        if settings.unit != self.unit:  # also where spending is only counted: the costs of the two do not add up
+            return f"the experiment protects each {settings.unit}, and policy.toml asks for unit = '{self.unit}'"
         if self.privacy == "none":
             return ""
-        if plan is None:
-            return "the experiment has privacy.mechanism = 'none', and policy.toml asks for privacy = 'dp-sgd'"
+        if settings.clip < self.min_clip:
+            return (
+                f"the experiment clips at {settings.clip:g}; policy.toml asks for at least {self.min_clip:g} (min_clip)"
+            )
+        if steps > self.max_steps:
+            return (
+                f"the experiment takes {steps} noisy steps in a round; policy.toml allows {self.max_steps} (max_steps)"
+            )
+        return ""
+
+    def _guarantee_objection(self, plan: SiloPlan) -> str:
         if plan.problem:
             return f"the experiment gives no DP guarantee ({plan.problem}), and policy.toml asks for one"
         if not plan.granted.epsilon <= self.max_epsilon:
             return f"the experiment asks for epsilon {plan.granted.epsilon:g}; policy.toml allows {self.max_epsilon:g}"
         if plan.granted.delta > self.max_delta:
             return f"the experiment asks for delta {plan.granted.delta:g}; policy.toml allows {self.max_delta:g}"
-        return self._mechanism_objection(plan)
-
-    def _mechanism_objection(self, plan: SiloPlan) -> str:
-        """Settings under which the numbers behind an epsilon are worth little."""
-        if plan.settings.clip < self.min_clip:
-            return f"the experiment clips at {plan.settings.clip:g}; policy.toml asks for min_clip = {self.min_clip:g}"
-        if plan.steps + plan.pretraining > self.max_steps:
-            return (
-                f"the experiment takes {plan.steps + plan.pretraining} noisy steps in a round; policy.toml allows "
-                f"max_steps = {self.max_steps}"
-            )
         if plan.least_noise < self.min_noise:
             return (
-                f"the experiment has a noise multiplier of {plan.least_noise:.3g}; policy.toml asks for "
-                f"min_noise = {self.min_noise:g}"
+                f"the experiment has the noise multiplier {plan.least_noise:.3g}; policy.toml asks for at least "
+                f"{self.min_noise:g} (min_noise)"
             )
         return ""
 
