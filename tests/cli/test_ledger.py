@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from typer.testing import CliRunner
 
+from fedloom.cli import app
+from fedloom.cli import ledger as cli_ledger
+from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import Ledger, read_accounts, told
+from fedloom.runs.checkpoint import load_checkpoint
 from html_pages import Page
+from privacy.sqlite_faults import EVENT, SILO
 
 Command = Callable[..., Result]
 Refused = Callable[..., str]
@@ -154,3 +160,72 @@ def test_a_budget_below_the_cost_of_a_round_is_warned_of(fedloom: Command, tiny_
 )
 def test_a_printed_epsilon_is_never_too_small(epsilon: float, words: str) -> None:
     assert told(epsilon) == words
+
+
+@pytest.fixture
+def registered(tmp_path: Path) -> Path:
+    """A silo's ledger with one charge."""
+    path = tmp_path / "silo of north" / "ledger.sqlite"
+    path.parent.mkdir()
+    ledger = data_ledger(path, SILO, 50.0)
+    ledger.charge("run", "north", 1, "update", EVENT, content=None)
+    ledger.close()
+    return path
+
+
+def test_the_registry_lists_the_ledgers_of_this_machine(fedloom: Command, registered: Path, registry: Path) -> None:
+    found = json.loads(fedloom("ledger", "--registry", "--json").stdout)
+    row = {"silo": "north", "charges": 1, "ledger": str(registered)}
+    assert found == {"registry": str(registry), "ledgers": [row]}
+    rows = [line.split() for line in fedloom("ledger", "--registry").stdout.splitlines()]
+    assert rows[0] == ["silo", "charges", "ledger"]
+    assert rows[1][:2] == ["north", "1"]
+
+
+def test_a_registry_that_is_not_there_is_empty_and_stays_away(fedloom: Command, registry: Path) -> None:
+    assert json.loads(fedloom("ledger", "--registry", "--json").stdout)["ledgers"] == []
+    assert not registry.exists()
+
+
+def test_a_ledger_is_forgotten_by_who_says_so_twice(
+    fedloom: Command, registered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = fedloom("ledger", "--forget", registered)
+    assert alone.exit_code == 2
+    assert "asks first, and nobody is there to answer; add --yes" in alone.stderr
+    monkeypatch.setattr(cli_ledger, "answers", lambda: True)
+    assert CliRunner().invoke(app, ["ledger", "--forget", str(registered)], input="n\n").exit_code == 1
+    assert len(json.loads(fedloom("ledger", "--registry", "--json").stdout)["ledgers"]) == 1
+    agreed = CliRunner().invoke(app, ["ledger", "--forget", str(registered)], input="y\n")
+    assert agreed.exit_code == 0
+    assert f"no longer knows that {registered} counted 1 charge: a new, older or second" in agreed.stdout
+    assert json.loads(fedloom("ledger", "--registry", "--json").stdout)["ledgers"] == []
+    assert registered.is_file()
+
+
+def test_a_lost_ledger_is_forgotten_with_yes(fedloom: Command, refused: Refused, registered: Path) -> None:
+    registered.unlink()
+    assert fedloom("ledger", "--forget", registered, "--yes").exit_code == 0
+    assert "no ledger at" in fedloom("ledger", "--forget", registered, "--yes").stderr
+    data_ledger(registered, SILO, 50.0).close()
+
+
+def test_one_thing_at_a_time_is_asked_of_the_ledger(refused: Refused, private: Path) -> None:
+    for arguments in ((), (private, "--registry"), ("--registry", "--forget", private), (private, "--forget", private)):
+        assert "give either a run folder or a ledger, or --registry, or --forget" in refused("ledger", *arguments)
+
+
+def test_no_digest_of_records_is_handed_on(fedloom: Command, private: Path, tmp_path: Path) -> None:
+    """A run's own folder has them, but neither what is said of it nor what is made of it for others."""
+    fedloom("report", private, "--out", tmp_path / "report.html")
+    fedloom("export", private, "--out", tmp_path / "export", "--accept-risk")
+    fedloom("synthesize", private, "--n", "4", "--out", tmp_path / "made", "--accept-risk")
+    (tmp_path / "inspected").write_text(fedloom("inspect", private, "--json").stdout)
+    facts = load_checkpoint(private).facts
+    digests = [facts["federation"], *(account.data for account in read_accounts(private / "ledger.sqlite"))]
+    assert len({len(digest) for digest in digests}) == 1
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"report.html", "inspected", "manifest.json", "README.md"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        assert not [digest for digest in digests if digest.encode() in content], path

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
+import torch
 
 import fedloom
 from fedloom.config import Config
@@ -23,6 +26,8 @@ from fedloom.errors import ConfigError
 from fedloom.federation.building import build_federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
+from fedloom.privacy.accounting import Budget
+from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.planning import SiloPlan
 from fedloom.streams import Streams
 from local_grid import Deployment
@@ -47,6 +52,23 @@ REFUSALS = {
         DP,
         "asks for delta .*; policy.toml allows 1e-07",
     ),
+    "unit": (PRIVATE, (*DP, "privacy.unit=subject"), "protects each subject, and policy.toml asks for unit = 'record'"),
+    "unit of what is only counted": ({"unit": "subject"}, DP, "each record, and policy.toml asks for unit = 'subject'"),
+    "tiny clip": (
+        PRIVATE,
+        (*DP, "privacy.clip=0.0009"),
+        r"clips at 0\.0009; policy\.toml asks for at least 0\.001 \(min_clip\)",
+    ),
+    "huge steps": (
+        PRIVATE | {"max_steps": 25},
+        (*DP, "local.steps=25", "privacy.pretraining=1", "sharing.scopes={encoder='silo'}"),
+        r"takes 26 noisy steps in a round; policy\.toml allows 25 \(max_steps\)",
+    ),
+    "tiny noise": (
+        PRIVATE,
+        (*DP, "privacy.noise_multiplier=0.299"),
+        r"the noise multiplier 0\.299; policy\.toml asks for at least 0\.3 \(min_noise\)",
+    ),
     "shared noise": (PRIVATE, (*DP, "privacy.trust=distributed"), "needs secure aggregation"),
     "no guarantee": (
         PRIVATE,
@@ -63,7 +85,10 @@ def deployed(path: Path, policy: Policy, *overrides: str) -> Deployment:
         return policy.grant
 
     config = tiny_config("method.name=fedvae", "rounds=1", "data.silos=1", "engine.name=reference", *overrides)
-    return Deployment(path, config, build_federation(config.data, Streams(config.seed)), agreement=agreement)
+    whole = build_federation(config.data, Streams(config.seed))
+    # Each record is of a person of its own, so that the two units differ in nothing but their name.
+    silos = tuple(replace(s, train=replace(s.train, subject=torch.arange(len(s)))) for s in whole.silos)
+    return Deployment(path, config, replace(whole, silos=silos), agreement=agreement)
 
 
 @pytest.mark.parametrize(("change", "overrides", "reason"), REFUSALS.values(), ids=REFUSALS)
@@ -75,11 +100,27 @@ def test_what_was_not_agreed_to_is_refused(
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
-@pytest.mark.parametrize("change", [{"methods": ["moon"]}, {"experiments": ["ab"]}])
+@pytest.mark.parametrize(
+    ("change", "overrides", "objection"),
+    [
+        ({"methods": ["moon"]}, (), "has the method"),
+        ({"experiments": ["ab"]}, (), "has the experiment"),
+        (PRIVATE, (*DP, "privacy.unit=subject"), "protects each subject"),
+        (PRIVATE, (*DP, "privacy.clip=0.0009"), "clips at"),
+        (PRIVATE, (*DP, f"local.steps={10**12}"), f"takes {10**12} noisy steps"),
+        (PRIVATE, (*DP, "local.steps=1", "privacy.pretraining=10000"), "takes 10001 noisy steps"),
+    ],
+)
 def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
-    tmp_path: Path, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    change: dict[str, object],
+    overrides: tuple[str, ...],
+    objection: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = tiny_config("method.name=fedvae", "data.silos=1", "data.records_per_silo=16", "engine.name=reference")
+    """Also no noise is planned for it: the accounting of 10^12 steps would take hours."""
+    small = ("data.silos=1", "data.records_per_silo=16", "engine.name=reference")
+    config = tiny_config("method.name=fedvae", *small, *overrides)
     federation = build_federation(config.data, Streams(config.seed))
     silos = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
     charter = Charter(name="x", address="h:1", silos=silos, shape=federation.shape, classes=federation.classes)
@@ -91,7 +132,7 @@ def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
     frame = task.frame({})
     answer = service(home, tmp_path / "own.npz").answer(frame)
     assert answer.kind == "refused"
-    assert answer.header["reason"].startswith("silo 'mnist-0' does not agree: the experiment has the ")
+    assert answer.header["reason"].startswith(f"silo 'mnist-0' does not agree: the experiment {objection}")
 
 
 @pytest.mark.parametrize("overrides", [(), DP])
@@ -129,6 +170,56 @@ def test_a_round_that_was_not_drawn_is_refused(tmp_path: Path) -> None:
     asked = deployment.service(1 - drawn).answer(seen[0])
     assert asked.kind == "refused"
     assert asked.header["reason"] == f"silo '{deployment.federation.silos[1 - drawn].name}' was not drawn for round 1"
+
+
+@pytest.mark.parametrize(("unit", "other"), [("record", "subject"), ("subject", "record")])
+def test_the_policy_and_not_the_first_experiment_chooses_the_unit(
+    tmp_path: Path, unit: str, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = Policy.of(OPEN | PRIVATE | {"unit": unit})
+    with pytest.raises(ShortRoundError, match=f"protects each {other}, and policy.toml asks for unit = '{unit}'"):
+        deployed(tmp_path, policy, *DP, f"privacy.unit={other}").run("first", "run-1")
+    deployment = deployed(tmp_path, policy, *DP, f"privacy.unit={unit}")
+    deployment.run("second", "run-2")
+    (account,) = read_accounts(deployment.home(0) / "ledger.sqlite")
+    assert account.budget.unit == unit
+    changed = Policy.of(OPEN | PRIVATE | {"unit": other})
+    with pytest.raises(ShortRoundError):
+        deployed(tmp_path, changed, *DP, f"privacy.unit={other}").run("third", "run-3")
+    assert f"keeps account of each {unit} of silo 'mnist-0', but privacy.unit = '{other}' is asked for" in caplog.text
+    assert read_accounts(deployment.home(0) / "ledger.sqlite") == [account]
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(0.0, 1e-3), (1e-7, 1e-7)])
+def test_the_policy_chooses_the_delta_of_the_lifetime(
+    tmp_path: Path, asked: float, kept: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever delta an experiment asks for; a silo has 40 records."""
+    policy = Policy.of(OPEN | PRIVATE | {"delta": asked, "max_epsilon": 99.0})
+    deployment = deployed(tmp_path, policy, *DP, "privacy.delta=1e-2")
+    deployment.run()
+    (account,) = read_accounts(deployment.home(0) / "ledger.sqlite")
+    assert account.budget == Budget(99.0, kept, "filter")
+    with pytest.raises(ShortRoundError):
+        deployed(tmp_path, replace(policy, delta=1e-5), *DP).run("again", "run-2")
+    assert f"epsilon 99 at delta {kept:g} by filter, but epsilon 99 at delta 1e-05" in caplog.text
+
+
+def test_noise_for_tests_goes_with_no_promise() -> None:
+    for change in ({}, {"privacy": "dp-sgd"}):
+        with pytest.raises(ConfigError, match=r"noise = 'test' protects nothing; set privacy = 'none' beside it, or "):
+            Policy.of({"noise": "test", **change})
+    assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True)
+    assert Policy.of({"noise": "secure"}).grant == Grant(8.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("unit", "person"), ("delta", 1.0), ("min_clip", -0.1), ("max_steps", 0), ("max_steps", 0.5), ("min_noise", -1.0)],
+)
+def test_a_value_that_means_nothing_is_named(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.{key}"):
+        Policy.of({key: value})
 
 
 def test_the_file_that_a_new_silo_gets_is_the_default_policy() -> None:

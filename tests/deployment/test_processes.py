@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.deployment import server_app
+from fedloom.deployment import confinement, server_app
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
@@ -104,6 +104,24 @@ def test_a_worker_that_outlives_its_command_still_counts_as_joined(tmp_path: Pat
     finally:
         household.stop()
     joining._locked().close()
+
+
+def test_the_worker_writes_into_the_registry_and_the_node_does_not_see_its_key(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confinement, "bubblewrap", lambda: "bwrap")
+    children: list[Child] = []
+    monkeypatch.setattr(Household, "add", lambda _, child: (children.append(child), child)[1])
+    for number, own in enumerate((registry, tmp_path / "of a demonstration")):
+        with Joining(silo_home(tmp_path / f"silo-{number}"), tmp_path, print, own):
+            worker, node = children[-2:]
+        assert worker.environment["FEDLOOM_REGISTRY"] == str(own)
+        assert f"--bind {own} {own}" in " ".join(worker.command)
+        assert str(own) not in " ".join(node.command).replace(f"--ro-bind /dev/null {own}/registry.key", "")
+        assert f"--ro-bind /dev/null {own}/registry.key" in " ".join(node.command)
+        assert (own / "registry.key").is_file(), "what is hidden must be there"
+    monkeypatch.setenv("FEDLOOM_REGISTRY", str(tmp_path / "by default"))
+    assert Joining(silo_home(tmp_path / "third"), tmp_path, print).registry == tmp_path / "by default"
 
 
 def test_a_server_is_served_once(tmp_path: Path) -> None:

@@ -66,10 +66,15 @@ def _forget(path: Path, yes: bool) -> None:
             "for them, or if these charges are given up on purpose."
         )
         if not yes:
-            if not sys.stdin.isatty():
+            if not answers():
                 raise ConfigError("--forget asks first, and nobody is there to answer; add --yes")
             typer.confirm("Forget it?", abort=True)
         registry.forget(path)
+
+
+def answers() -> bool:
+    """Whether somebody can."""
+    return sys.stdin.isatty()
 
 
 def _show_accounts(path: Path, as_json: bool) -> None:

@@ -29,7 +29,7 @@ from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
-from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.planning import REPEATABLE, SiloPlan
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
@@ -63,7 +63,6 @@ class Grant:
 
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
 Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
-REPEATABLE = "the noise comes from the experiment's seed and can be repeated"
 LOADED = 3  # experiments that stay ready at once
 
 
