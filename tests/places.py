@@ -92,7 +92,7 @@ class Place:
 
     def run(self, name: str, *overrides: str) -> Path:
         """A run, and beside it the reference's."""
-        train(config_of(*overrides), self.folder / f"{name}-reference", self.federation)
+        train(config_of(*overrides, "privacy.noise=test"), self.folder / f"{name}-reference", self.federation)
         return self.run_alone(name, *overrides)
 
     def run_alone(self, name: str, *overrides: str) -> Path:

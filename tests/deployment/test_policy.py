@@ -209,8 +209,8 @@ def test_noise_for_tests_goes_with_no_promise() -> None:
     for change in ({}, {"privacy": "dp-sgd"}):
         with pytest.raises(ConfigError, match=r"noise = 'test' protects nothing; set privacy = 'none' beside it, or "):
             Policy.of({"noise": "test", **change})
-    assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True)
-    assert Policy.of({"noise": "secure"}).grant == Grant(8.0)
+    assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True, pace=0.5)
+    assert Policy.of({"noise": "secure"}).grant == Grant(8.0, pace=0.5)
 
 
 @pytest.mark.parametrize(

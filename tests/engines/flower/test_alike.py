@@ -78,9 +78,22 @@ def task(config: Config, everybody: Federation, craft: Craft, round: int = 1, ru
     return Order(run, config, RoundContext(round, config.rounds, (0, 1)), settled=0).frame(blocks)
 
 
+class World(SiloService):
+    """A silo in a world of its own, in which nobody has met its records before."""
+
+    def answer(self, frame: Frame) -> Frame:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FEDLOOM_REGISTRY", str(self._home / "registry"))
+            return super().answer(frame)
+
+
 def service(path: Path, everybody: Federation, grant: Grant = GRANT, **options: Any) -> SiloService:
     path.mkdir(parents=True, exist_ok=True)
-    return SiloService(path, remote(everybody, 0), 0, lambda _: None, lambda *_: grant, **options)
+
+    def agreed(config: Config, *_: Any) -> Grant:
+        return replace(grant, unit=config.privacy.unit)
+
+    return World(path, remote(everybody, 0), 0, lambda _: None, agreed, **options)
 
 
 def form(answer: Frame) -> tuple[Any, ...]:

@@ -38,6 +38,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.privacy.accounting import Budget, NoGuarantee
 from fedloom.privacy.ledger import BudgetSpentError, Ledger, read_accounts
 from fedloom.privacy.noise import SecureNoise
+from fedloom.privacy.planning import REPEATABLE
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.sharing.plan import BlockKey
@@ -725,7 +726,7 @@ def test_only_noise_that_is_granted_for_tests_comes_from_the_seed(grant: Grant, 
     service = deployment.service(1)
     for _ in range(2):
         trainer = service._ready(deployment.config).trainer
-        assert trainer.secret == (None if grant.repeatable else SecureNoise())
+        assert trainer.secret == (trainer.seeded if grant.repeatable else SecureNoise())
 
 
 def test_what_is_only_counted_is_counted(tmp_path: Path) -> None:
@@ -739,7 +740,7 @@ def test_noise_that_can_be_repeated_is_charged_as_no_guarantee(tmp_path: Path) -
     deployment, task = first_task(tmp_path, agree)
     assert deployment.service(1).answer(task).kind == "update"
     ledger = Ledger(deployment.home(1) / "ledger.sqlite", read_only=True)
-    assert ledger.events(BAD) == [NoGuarantee("the noise comes from the experiment's seed and can be repeated")]
+    assert ledger.events(BAD) == [NoGuarantee(REPEATABLE)]
     assert ledger.accounts()[0].spent == math.inf
     ledger.close()
 
