@@ -463,7 +463,23 @@ class Counting(Onlooker):
         return replace(losses, total=losses.total * (1 + batch.group.float().mean()))
 
 
-@pytest.mark.parametrize("kind", [Mixing, Counting])
+@dataclass(frozen=True)
+class Hidden(Onlooker):
+    """A mean over the batch that shows in gradients alone: its values cancel."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        noise: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+        context: RoundContext,
+    ) -> Losses:
+        mean = batch.x.mean(dim=0)
+        return super().__call__(model, replace(batch, x=batch.x + mean - mean.detach()), noise, received, context)
+
+
+@pytest.mark.parametrize("kind", [Mixing, Counting, Hidden])
 def test_an_objective_that_mixes_examples_is_refused_by_name(kind: type[Onlooker]) -> None:
     trainer, _ = trainer_of(federation_of([0, 1] * 20), *RDP)
     (phase,) = trainer.method.phases

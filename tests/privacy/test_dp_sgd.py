@@ -248,6 +248,12 @@ def test_a_record_whose_gradient_is_not_finite_counts_for_nothing() -> None:
     assert distance(sum_of(dp, model, broken, fast=False), sum_of(dp, model, x[[0, 2, 3]])) < 1e-6
 
 
+def test_a_norm_that_is_no_number_has_no_factor() -> None:
+    """Nor has an infinite one; every other gradient is shortened to the bound, or left as it is."""
+    norms, mask = torch.tensor([torch.nan, torch.inf, 4.0, 0.5, 0.0, 4.0]), torch.tensor([1.0, 1, 1, 1, 1, 0])
+    assert clip_factors(norms, torch.tensor(2.0), mask).tolist() == [0, 0, 0.5, 1, 1, 0]
+
+
 # Clip bounds
 
 
