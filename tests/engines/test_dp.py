@@ -35,7 +35,7 @@ from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.streams import Streams
-from support import assert_same_run, federation_of, tiny_config
+from support import assert_same_run, equal_bits, federation_of, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5")
 SEEDED = "privacy.noise=test"
@@ -404,6 +404,17 @@ def test_a_generator_sees_a_public_number_of_rows_and_no_record(tiny_federation:
     seen = looking.objective.seen  # type: ignore[attr-defined]
     assert len(seen) == result.steps == 3
     assert all(batch.x.shape == (16, 1, 28, 28) and not batch.x.any() for batch in seen)
+
+
+def test_what_phases_are_tried_on_is_the_same_whatever_the_records_are() -> None:
+    """Values, labels and whose they are; shapes, and the groups of the silo, are public."""
+    one = with_subjects(federation_of([0, 1] * 20), 0, torch.arange(40))
+    other = with_subjects(federation_of([0] * 39 + [1]), 0, 7 + torch.arange(40) // 2)
+    other.silos[0].train.x.add_(3.0)
+    other.silos[0].train.y.add_(1)
+    found, wanted = (trainer_of(each, *RDP)[0].made_up(0).columns() for each in (other, one))
+    assert equal_bits(found, wanted)
+    assert set(found) == {"x", "y", "group", "subject"}
 
 
 @pytest.mark.parametrize(
