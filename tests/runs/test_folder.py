@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,19 @@ def test_a_new_folder_holds_the_resolved_configuration_and_the_environment(folde
     assert RunFolder.open(folder.path) == folder
     assert {"command", "cores", "fedloom", "packages", "platform", "python", "started"} == set(folder.environment)
     assert folder.rounds_done == 0
+
+
+def test_a_secret_is_its_owners_alone(folder: RunFolder) -> None:
+    """Made once, read again by whoever goes on with the run, and gone when nothing will be done again."""
+    secret, umask = folder.secret(), os.umask(0)
+    os.umask(umask)
+    assert len(secret) == 32
+    assert folder.path.joinpath("noise.key").stat().st_mode & 0o777 == 0o600 & ~umask
+    assert RunFolder.open(folder.path).secret() == secret
+    assert folder.kept_noise_secret
+    folder.end("finished", 2)
+    assert names_in(folder.path) == ["environment.json", "run.toml", "status.json"]
+    assert folder.secret() != secret
 
 
 def test_notes_are_added_to_the_environment(folder: RunFolder) -> None:
