@@ -98,6 +98,16 @@ def test_a_ledger_that_was_deleted_does_not_begin_anew(path: Path, elsewhere: bo
         assert emptied or not path.exists()
 
 
+def test_another_name_for_the_same_records_has_no_budget_of_its_own(path: Path) -> None:
+    """In the ledger that they have, where it lies and moved to another silo's folder."""
+    for ledger in (path, path.with_name("moved.sqlite")):
+        if ledger != path:
+            opened(Path(shutil.move(path, ledger))).close()
+        with pytest.raises(GrantError, match="would be a second ledger of records .*100 % of those of silo 'south'"):
+            opened(ledger, replace(SILO, name="south"))
+        assert [account.silo for account in read_accounts(ledger)] == ["north"]
+
+
 def test_a_ledger_that_was_given_up_may_begin_anew(path: Path) -> None:
     path.unlink()
     with contextlib.closing(Registry()) as registry:
