@@ -103,7 +103,7 @@ def test_another_name_for_the_same_records_has_no_budget_of_its_own(path: Path) 
     for ledger in (path, path.with_name("moved.sqlite")):
         if ledger != path:
             opened(Path(shutil.move(path, ledger))).close()
-        with pytest.raises(GrantError, match="would be a second ledger of records .*100 % of those of silo 'south'"):
+        with pytest.raises(GrantError, match=r"would be a second ledger of records .*100 % of those of silo 'south'"):
             opened(ledger, replace(SILO, name="south"))
         assert [account.silo for account in read_accounts(ledger)] == ["north"]
 
