@@ -25,6 +25,7 @@ from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import recipes
+from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.folder import RunFolder
 from local_grid import remote
 from support import tiny_config
@@ -182,6 +183,37 @@ def test_weights_that_make_a_single_record_fail_are_answered_like_any(tmp_path: 
     assert answers["with"].kind == "update"
     assert form(answers["with"]) == form(answers["without"])
     assert all_finite(answers["with"])
+
+
+def magnifying(name: str, tensor: Tensor) -> Tensor:
+    """The last layer of the encoder is shown the image times 1e18, and asked for a move of 1e-23 of its bias.
+
+    Their product is no small number, but the squares of one are lost in float32, and so was its norm.
+    """
+    if tensor.shape == (36, 36) and name != "layers.4.weight":
+        return 1e9 * torch.eye(36)
+    found = torch.zeros_like(tensor)
+    if tensor.shape == (4,):  # of the encoder: means, then logarithms of variances
+        found[0] = 1e-23
+    return found
+
+
+@pytest.mark.parametrize(("clip", "kind"), [(1e-12, "refused"), (1e-6, "update")])
+def test_no_weights_let_a_record_through_the_clip_bound(clip: float, kind: str, tmp_path: Path) -> None:
+    """The attack: with a bound of 1e-12 an image came back to six digits from a round charged less than 0.002."""
+    sgd = ("local.steps=1", "local.optimizer=sgd", "local.learning_rate=1.0", "local.keep_optimizer=false")
+    quiet = ("model.hidden=[36, 36]", "model.likelihood=gaussian", "model.variance=1e20")  # no other gradients
+    config = config_for("fedvae", *quiet, *sgd, "privacy.noise_multiplier=2000", f"privacy.clip={clip}")
+    own = records(SHAPES[False])
+    everybody = federation(replace(own, x=own.x * (torch.arange(UNITS) == 3).reshape(-1, 1, 1, 1)))
+    answer = service(tmp_path, everybody, Grant(math.inf, 1e-5)).answer(task(config, everybody, magnifying))
+    assert answer.kind == kind
+    if kind == "update":
+        (account,) = read_accounts(tmp_path / "ledger.sqlite")
+        assert 0 < account.spent < 0.002
+        moved = unpacked(answer.parts["blocks/encoder@all"], "encoder")["layers.4.weight"][0]
+        likeness = float(torch.corrcoef(torch.stack((moved, own.x[3].flatten())))[0, 1])
+        assert abs(likeness) < 0.9  # of 36 pixels and noise: above that once in 10^13 times
 
 
 @pytest.mark.parametrize("method", ["fedvae", "fedprox"])  # gradients by what layers have at hand, and written out
