@@ -207,6 +207,8 @@ def test_a_lost_ledger_is_forgotten_with_yes(fedloom: Command, refused: Refused,
     registered.unlink()
     assert fedloom("ledger", "--forget", registered, "--yes").exit_code == 0
     assert "no ledger at" in fedloom("ledger", "--forget", registered, "--yes").stderr
+    unknown = fedloom("ledger", "--forget", registered)
+    assert (unknown.exit_code, unknown.stdout) == (2, ""), "nothing is asked about what is not there"
     data_ledger(registered, SILO, 50.0).close()
 
 

@@ -49,6 +49,9 @@ def _show_registry(as_json: bool) -> None:
         rows = [{"silo": entry.silo, "charges": entry.charges, "ledger": str(entry.path)} for entry in entries]
         show_json({"registry": str(folder), "ledgers": rows})
         return
+    if not entries:
+        say(f"no ledger is registered in {folder}")
+        return
     found = table("silo", "charges", "ledger", right=("charges",))
     for entry in entries:
         found.add_row(entry.silo, str(entry.charges), str(entry.path))
@@ -59,7 +62,7 @@ def _forget(path: Path, yes: bool) -> None:
     from fedloom.privacy.registry import Registry
 
     with closing(Registry()) as registry:
-        charges = max((entry.charges for entry in registry.entries() if entry.path == path.resolve()), default=0)
+        charges = max(entry.charges for entry in registry.at(path))
         say(
             f"The registry then no longer knows that {path} counted {plural(charges, 'charge')}: a new, older or "
             "second ledger of the same records may begin their budget anew. That is right only if nothing was released "

@@ -151,12 +151,17 @@ class Registry(Database):
         """All of them, by where their ledgers lie."""
         return list(self._found("true ORDER BY path, silo"))
 
+    def at(self, path: Path) -> list[Entry]:
+        """What is known of the ledger at a path: it must be registered."""
+        found = list(self._found("path = ?", str(path.resolve())))
+        if not found:
+            raise FedloomError(f"no ledger at {path.resolve()} is registered in {self.folder}")
+        return found
+
     def forget(self, path: Path) -> list[Entry]:
         """Strike out the ledger at a path: what it counted no longer stands in the way of another one."""
         with self._explained(), self._transaction():
-            struck = list(self._found("path = ?", str(path.resolve())))
-            if not struck:
-                raise FedloomError(f"no ledger at {path.resolve()} is registered in {self.folder}")
+            struck = self.at(path)
             self._connection.execute("DELETE FROM entries WHERE path = ?", (str(path.resolve()),))
         return struck
 
