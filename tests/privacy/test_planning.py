@@ -10,8 +10,8 @@ import torch
 
 from fedloom.config import PrivacyConfig
 from fedloom.federation.records import Batch
-from fedloom.privacy.accounting import Budget, Gaussian, allocation
-from fedloom.privacy.planning import PlannedRelease, SiloPlan
+from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, allocation
+from fedloom.privacy.planning import REPEATABLE, PlannedRelease, SiloPlan
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import Tensors
 
@@ -79,3 +79,16 @@ def test_the_budget_is_the_silos_own_for_its_own_unit() -> None:
         3.0, 1e-3, "rdp", "subject"
     )
     assert replace(PLAN, settings=replace(settings, clipping="median")).budget.epsilon == float("inf")
+
+
+def test_noise_that_a_seed_gives_is_as_large_as_any_and_charged_as_no_guarantee() -> None:
+    honest = replace(PLAN, releases=(MOMENTS,), pretraining=4)
+    plan = replace(honest, settings=replace(SETTINGS, noise="test"))
+    nothing_holds = NoGuarantee(REPEATABLE)
+    assert plan.events(2) == dict.fromkeys(("update", "pretraining", "moments"), nothing_holds)
+    assert plan.events(4) == dict.fromkeys(("update", "moments"), nothing_holds)
+    assert (plan.problem, plan.budget.epsilon) == (REPEATABLE, float("inf"))
+    assert (honest.problem, honest.budget.epsilon) == ("", 3.0)
+    assert not any(isinstance(event, NoGuarantee) for event in honest.events(2).values())
+    assert (plan.granted, plan.noise, plan.release_noise) == (honest.granted, honest.noise, honest.release_noise)
+    assert plan.least_noise == honest.least_noise

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,6 @@ def test_a_new_folder_holds_the_resolved_configuration_and_the_environment(folde
     assert RunFolder.open(folder.path) == folder
     assert {"command", "cores", "fedloom", "packages", "platform", "python", "started"} == set(folder.environment)
     assert folder.rounds_done == 0
-
-
-def test_a_secret_is_its_owners_alone(folder: RunFolder) -> None:
-    """Made once, read again by whoever goes on with the run, and gone when nothing will be done again."""
-    secret, umask = folder.secret(), os.umask(0)
-    os.umask(umask)
-    assert len(secret) == 32
-    assert folder.path.joinpath("noise.key").stat().st_mode & 0o777 == 0o600 & ~umask
-    assert RunFolder.open(folder.path).secret() == secret
-    assert folder.kept_noise_secret
-    folder.end("finished", 2)
-    assert names_in(folder.path) == ["environment.json", "run.toml", "status.json"]
-    assert folder.secret() != secret
 
 
 def test_notes_are_added_to_the_environment(folder: RunFolder) -> None:
@@ -93,3 +80,34 @@ def test_rewinding_forgets_what_was_logged_after_a_round(folder: RunFolder) -> N
     folder.record_round({"round": 3}, [])
     assert [row["round"] for row in folder.metrics()] == [1, 2, 3]
     assert (folder.path / "egress.jsonl").read_text().endswith('"silo": "b"}\n')
+
+
+@pytest.mark.parametrize("state", ["finished", "diverged"])
+def test_a_secret_is_made_once_for_its_owner_alone_and_gone_when_the_run_has_ended(
+    state: str, folder: RunFolder, tmp_path: Path
+) -> None:
+    secret = folder.secret()
+    assert len(secret) == 32
+    assert RunFolder.open(folder.path).secret() == secret, "who resumes draws the same"
+    assert RunFolder.create(tmp_path / "other", tiny_config()).secret() != secret, "no configuration gives it"
+    assert stat.S_IMODE((folder.path / "noise.key").stat().st_mode) == 0o600
+    folder.end(state, 2)
+    assert names_in(folder.path) == ["environment.json", "run.toml", "status.json"]
+    left = b"".join(path.read_bytes() for path in folder.path.iterdir())
+    assert secret not in left
+    assert secret.hex().encode() not in left
+
+
+def test_only_a_run_that_had_its_secret_before_its_first_round_is_said_to_have_kept_it(folder: RunFolder) -> None:
+    """An older version drew the noise of the rounds before from the seed; a secret that comes late hides none of it."""
+    assert not folder.kept_noise_secret
+    (folder.path / "checkpoints" / "round-0001").mkdir(parents=True)
+    folder.secret()
+    assert not folder.kept_noise_secret
+    (folder.path / "checkpoints" / "round-0001").rmdir()
+    folder.secret()
+    assert folder.kept_noise_secret
+    (folder.path / "checkpoints" / "round-0001").mkdir()
+    folder.secret()
+    folder.end("finished", 1)
+    assert folder.kept_noise_secret, "also when it is gone"
