@@ -23,6 +23,7 @@ from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.silo import Grant, RefusedError
 from fedloom.engines.flower.work import Order
 from fedloom.errors import ConfigError
+from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method
@@ -172,6 +173,32 @@ def test_a_round_that_was_not_drawn_is_refused(tmp_path: Path) -> None:
     assert asked.header["reason"] == f"silo '{deployment.federation.silos[1 - drawn].name}' was not drawn for round 1"
 
 
+@pytest.mark.parametrize(
+    ("bound", "towards"),
+    [("max_epsilon", 0.0), ("max_delta", 0.0), ("min_clip", math.inf), ("min_noise", math.inf), ("max_steps", 0.0)],
+)
+def test_what_is_just_at_a_bound_is_agreed_to_and_nothing_beyond(bound: str, towards: float) -> None:
+    """Steps are those of a round and of pretraining together."""
+    config = tiny_config("method.name=fedvae", *DP, "sharing.scopes={encoder='silo'}", "privacy.pretraining=3")
+    experiment = Experiment.of(config)
+    method, plan = experiment.method, experiment.trainer.privacy[0]
+    asked = {
+        "max_epsilon": 8.0,
+        "max_delta": plan.granted.delta,
+        "min_clip": 1.0,
+        "min_noise": plan.least_noise,
+        "max_steps": 5 + 3,  # 40 records in batches of 8
+    }
+    policy = Policy.of(OPEN | PRIVATE | asked)
+    assert policy.objection(config, method, plan) == ""
+    value = asked[bound]
+    beyond = value - 1 if isinstance(value, int) else math.nextafter(value, towards)
+    objection = replace(policy, **{bound: beyond}).objection(config, method, plan)
+    assert objection.startswith("the experiment")
+    word = {"max_epsilon": "epsilon 8", "max_delta": "delta", "min_clip": "clips", "min_noise": "noise multiplier"}
+    assert word.get(bound, "8 noisy steps") in objection
+
+
 @pytest.mark.parametrize(("unit", "other"), [("record", "subject"), ("subject", "record")])
 def test_the_policy_and_not_the_first_experiment_chooses_the_unit(
     tmp_path: Path, unit: str, other: str, caplog: pytest.LogCaptureFixture
@@ -211,6 +238,7 @@ def test_noise_for_tests_goes_with_no_promise() -> None:
             Policy.of({"noise": "test", **change})
     assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True, pace=0.5)
     assert Policy.of({"noise": "secure"}).grant == Grant(8.0, pace=0.5)
+    assert Policy.of({"privacy": "none"}).grant == Grant(math.inf, pace=0.5), "what is only counted has secure noise"
 
 
 @pytest.mark.parametrize(

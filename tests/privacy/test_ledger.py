@@ -78,6 +78,41 @@ def test_what_is_charged_stays_charged(ledger: Ledger) -> None:
     assert ledger.events("north") == [EVENT]
 
 
+def test_a_head_of_the_chain_is_over_its_ledger_and_all_charges_before(ledger: Ledger, tmp_path: Path) -> None:
+    """Two ledgers that differ in the first of two charges, and a third with the same charges as the first."""
+    chains = [ledger.chain()]
+    for name, run in (("", "run"), ("other", "another run"), ("third", "run")):
+        one = Ledger(tmp_path / f"{name}.sqlite") if name else ledger
+        if name:
+            one.enrol("north", "digest", BUDGET)
+        for round, first in ((1, run), (2, "run")):
+            one.charge(first, "north", round, "training", EVENT, content=None)
+        chains.append(one.chain())
+    empty, *full = chains
+    assert [chain.charges for chain in chains] == [0, 2, 2, 2]
+    assert len({head for chain in full for head in chain.heads}) == 9
+    assert full[0].heads[0] == empty.heads[0]
+    for number, head in enumerate(full[0].heads):
+        assert full[0].goes_on_from(number, head)
+        assert not full[1].goes_on_from(number, head)
+        assert empty.goes_on_from(number, head) == (number == 0)
+
+
+def test_a_digest_is_written_anew_only_where_the_old_one_stands_and_the_old_one_leaves(tmp_path: Path) -> None:
+    """A longer one is written elsewhere in the file, so that the old one would stay where it was."""
+    ledger, old, new = Ledger(tmp_path / "ledger.sqlite"), 16 * "01ab", 22 * "cdef"
+    for silo in ("north", "south"):
+        ledger.enrol(silo, f"{silo}/{old}", BUDGET)
+    ledger.rebind("north", f"south/{old}", new)
+    assert [ledger.data_of(silo) for silo in ("north", "south")] == [f"north/{old}", f"south/{old}"]
+    ledger.rebind("north", f"north/{old}", new)
+    assert [ledger.data_of(silo) for silo in ("north", "south")] == [new, f"south/{old}"]
+    assert f"north/{old}".encode() not in ledger.path.read_bytes()
+    assert f"south/{old}".encode() in ledger.path.read_bytes()
+    with pytest.raises(sqlite3.IntegrityError, match="for good"):
+        sqlite3.connect(ledger.path).execute("UPDATE silos SET epsilon = 99")
+
+
 def test_forgotten_rounds_are_found(ledger: Ledger) -> None:
     """An accountant that is thrown away every round tells the cost of one; ten cost three times as much."""
     for round in range(1, 11):
@@ -110,6 +145,16 @@ def test_other_content_is_another_release(ledger: Ledger) -> None:
     again = [ledger.charge("run", "north", 1, "training", EVENT, content=content) for content in "ab"]
     assert [(charge.number, charge.new) for charge in again] == [(first.number, False), (second.number, False)]
     assert ledger.events("north") == [EVENT, EVENT]
+
+
+def test_the_same_content_of_another_run_silo_round_or_name_is_another_release(ledger: Ledger) -> None:
+    ledger.enrol("south", "other", BUDGET)
+    one = ("run", "north", 1, "training")
+    others = (("again", *one[1:]), ("run", "south", *one[2:]), ("run", "north", 2, "training"), (*one[:3], "counts"))
+    for new in (True, False):
+        charges = [ledger.charge(*key, EVENT, content="a") for key in (one, *others)]  # type: ignore[arg-type]
+        assert [charge.new for charge in charges] == [new] * 5
+        assert [charge.number for charge in charges] == [1, 2, 3, 4, 5]
 
 
 def test_the_same_content_at_another_cost_is_another_release(ledger: Ledger) -> None:
@@ -321,10 +366,14 @@ def test_files_that_are_no_ledgers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to look at " * 30)
     with pytest.raises(RunFolderError, match=r"cannot use the ledger .*text"):
         Ledger(tmp_path / "text")
-    foreign = sqlite3.connect(tmp_path / "foreign")
-    foreign.execute("CREATE TABLE things (name TEXT)")
-    foreign.close()
-    with pytest.raises(RunFolderError, match="foreign is not a ledger"):
-        Ledger(tmp_path / "foreign")
+    for schema in range(4):  # as many as ledgers have had
+        with contextlib.closing(sqlite3.connect(tmp_path / f"foreign-{schema}")) as foreign:
+            foreign.execute("CREATE TABLE things (name TEXT)")
+            foreign.execute(f"PRAGMA user_version = {schema}")
+        before = (tmp_path / f"foreign-{schema}").read_bytes()
+        for read_only in (False, True):
+            with pytest.raises(RunFolderError, match=f"foreign-{schema} is not a ledger"):
+                Ledger(tmp_path / f"foreign-{schema}", read_only=read_only)
+        assert (tmp_path / f"foreign-{schema}").read_bytes() == before
     with pytest.raises(RunFolderError, match=r"there is no ledger at .*nowhere"):
         read_accounts(tmp_path / "nowhere")

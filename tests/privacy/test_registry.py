@@ -77,6 +77,17 @@ def test_the_registry_follows_every_charge(path: Path, registry: Path) -> None:
     assert registry_folder() == registry
 
 
+def test_a_ledger_is_known_from_its_beginning(tmp_path: Path) -> None:
+    """Else two that are begun at once would each be charged from nothing."""
+    path = tmp_path / "ledger.sqlite"
+    opened(path).close()
+    assert [(entry.path, entry.charges, entry.head) for entry in entries()] == [
+        (path, 0, Ledger(path).chain().heads[0])
+    ]
+    with pytest.raises(GrantError, match="would be a second ledger"):
+        opened(tmp_path / "second.sqlite")
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_ledger_that_was_deleted_does_not_begin_anew(path: Path, elsewhere: bool, emptied: bool) -> None:
@@ -117,6 +128,14 @@ def test_a_ledger_that_was_given_up_may_begin_anew(path: Path) -> None:
             registry.forget(path)
     spend(path)
     assert [entry.charges for entry in entries()] == [1]
+
+
+def test_to_give_up_one_ledger_leaves_the_others(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    spend(other, OTHER)
+    with contextlib.closing(Registry()) as registry:
+        registry.forget(path)
+    assert [(entry.silo, entry.path) for entry in entries()] == [("south", other)]
 
 
 def test_an_older_copy_in_its_place_is_refused(path: Path) -> None:
