@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedloom.config import Config
 from fedloom.engines.base import initial_state, received_by, site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
+from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Grant, SiloService
 from fedloom.engines.flower.work import Order, packed, unpacked
 from fedloom.engines.training import Trainer
@@ -344,3 +346,40 @@ def test_an_answer_that_was_paid_for_leaves_at_a_multiple_of_the_pace(
     assert clock.slept == [0.25] * slept  # read when the task came, and at the end
     if slept:
         assert (clock.now - 100.75) % 0.5 == 0
+
+
+def test_the_pace_covers_all_that_a_silo_does_before_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking, training, keeping and its own report; also where it sends what it had sent before."""
+    everybody, config, clock = federation(records(SHAPES[False])), config_for("fedvae"), Clock(0.0)
+    for owner, name in ((SiloService, "_ready"), (Trainer, "train"), (Shelf, "put"), (SiloService, "_report")):
+        whole = getattr(owner, name)
+
+        def slow(*arguments: Any, whole: Callable[..., Any] = whole) -> Any:
+            clock.now += 0.75
+            return whole(*arguments)
+
+        monkeypatch.setattr(owner, name, slow)
+    silo = service(tmp_path, everybody, replace(GRANT, pace=2.0), pacemaker=Pacemaker(clock.read, clock.sleep))
+    frame = task(config, everybody, same)
+    first = silo.answer(frame)
+    assert (first.kind, clock.slept) == ("update", [1.0])
+    assert silo.answer(frame) == first
+    assert clock.slept == [1.0, 0.5]
+
+
+def test_a_run_that_is_another_experiment_or_lost_its_state_costs_nothing(tmp_path: Path) -> None:
+    """Both are known before it is paid for."""
+    everybody, own = federation(records(SHAPES[False])), "sharing.scopes={encoder='silo'}"
+    silo = service(tmp_path, everybody)
+    first = silo.answer(task(config_for("fedvae", own), everybody, same))
+    (before,) = read_accounts(tmp_path / "ledger.sqlite")
+    other = silo.answer(task(config_for("fedvae", own, "local.learning_rate=0.5"), everybody, same))
+    shutil.rmtree(tmp_path / "rounds")
+    later = silo.answer(task(config_for("fedvae", own), everybody, same, round=2))
+    assert [answer.kind for answer in (first, other, later)] == ["update", "refused", "refused"]
+    assert "knows run 'run' as another experiment" in other.header["reason"]
+    assert "what it kept of it is gone" in later.header["reason"]
+    assert read_accounts(tmp_path / "ledger.sqlite") == [before]
+    assert before.releases[0].charges == 1

@@ -718,10 +718,11 @@ def test_secure_noise_is_paid_for_once_and_the_same_bytes_are_sent_again(tmp_pat
     assert charges(deployment) == 2
 
 
+@pytest.mark.parametrize("asked", ["secure", "test"])
 @pytest.mark.parametrize("grant", [Grant(0.0), SECURE, Grant(0.0, repeatable=True)])
-def test_only_noise_that_is_granted_for_tests_comes_from_the_seed(grant: Grant, tmp_path: Path) -> None:
-    """Also where nothing may be spent, which is what a silo starts with before it is asked."""
-    deployment = deployed(tmp_path, *DP)
+def test_only_noise_that_is_granted_for_tests_comes_from_the_seed(grant: Grant, asked: str, tmp_path: Path) -> None:
+    """Whatever the server asks for, and where nothing may be spent, which a silo starts with before it is asked."""
+    deployment = deployed(tmp_path, *DP, f"privacy.noise={asked}")
     deployment.agreement = lambda *_: grant
     service = deployment.service(1)
     for _ in range(2):
