@@ -39,17 +39,16 @@ class Fault:
     why: str
     test: str
 
-    def plant(self, tree: Path) -> None:
-        """In this copy."""
+    @contextmanager
+    def planted(self, tree: Path) -> Iterator[None]:
+        """In this copy, for as long as it is entered."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise SystemExit(f"{self.file} has this not once but {text.count(self.old)} times: {self.old}")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
-
-    def remove(self, tree: Path) -> None:
-        """Bring the file back."""
-        shutil.copy2(ROOT / self.file, tree / self.file)
+        yield
+        path.write_text(text, encoding="utf-8")
 
 
 def faults() -> list[Fault]:
@@ -108,9 +107,8 @@ def main() -> None:
 
         def seen(fault: Fault) -> bool:
             tree = free.get()
-            fault.plant(tree)
-            code = code_of([fault.test], tree)
-            fault.remove(tree)
+            with fault.planted(tree):
+                code = code_of([fault.test], tree)
             free.put(tree)
             return code == FAILED
 
