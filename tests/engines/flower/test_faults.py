@@ -795,6 +795,7 @@ def test_a_run_is_one_experiment_at_a_silo(tmp_path: Path) -> None:
         other.run("second", "run-1")
     shutil.rmtree(other.home(1) / "runs")  # it is known from what is kept, too
     other.grid.offline.update(set(NAMES) - {BAD})
+    other.rules = replace(other.rules, deadline=20.0)  # nobody else comes
     with pytest.raises(ShortRoundError, match="refused: silo 'mnist-1' knows run 'run-1' as another experiment"):
         other.run("third", "run-1")
 
