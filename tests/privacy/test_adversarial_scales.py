@@ -133,6 +133,32 @@ def test_what_no_factor_can_bring_back_counts_for_nothing() -> None:
     assert 4096 * length(dict(clipped.gradients)) <= SMALLEST * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("width", [784, 1536, 3072, 12288])
+def test_places_that_cancel_in_float32_alone_are_not_let_through(width: int) -> None:
+    """The attack: small entries are lost beside a large one in one product of rows, and not in another."""
+    least = 2.0**-24  # what is lost beside 1
+    lost, kept = math.sqrt(0.8 * least), math.sqrt(1.02 * least / 0.8)
+    left = torch.zeros(1, 4, width)  # two places stand empty, so that a product of rows is made another way
+    left[0, 0, 0], left[0, 1, 0] = 1.0, -1.0
+    left[0, 0, 1:-1], left[0, 1, 1:-1] = lost, -kept
+    left[0, 1, -1] = math.sqrt(3.2e-8 * width)  # what is let through
+    right = torch.ones(1, 4, 64)
+    for scale in (1.0, 1e3, 1e6):
+        forms: dict[str, Form] = {"weight": Outer(Rows(scale * left), Rows(right), torch.Size((width, 64)))}
+        bound = float(exact(forms).norm()) / 2
+        clipped = DPSGD(1.0, 0.1, 1.0, Fixed(bound)).clip(forms, torch.ones(1), torch.tensor(bound))
+        assert length(dict(clipped.gradients)) <= bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("numbers", [2**10, 2**20 + 17, 2**22])
+def test_many_small_numbers_are_not_lost_beside_large_ones(numbers: int) -> None:
+    gradient = torch.full((1, numbers), math.sqrt(5.9e-8))
+    gradient[:, :16] = 1.0
+    bound = torch.tensor(1.0)
+    clipped = DPSGD(1.0, 0.1, 1.0, Fixed(1.0)).clip({"weight": Whole(gradient)}, torch.ones(1), bound)
+    assert 1 - 1e-3 <= length(dict(clipped.gradients)) <= 1 + 1e-5
+
+
 def test_a_bound_that_follows_a_quantile_never_vanishes() -> None:
     """Gradients that are made to vanish pull the bound down for as long as somebody likes, and its noise with it."""
     clipping = Quantile(initial=1.0)

@@ -119,7 +119,7 @@ def micro_batches(model: nn.Module, names: list[str], losses: Losses, x: Tensor)
 def assert_same(forms: dict[str, Form], truth: dict[str, Tensor]) -> None:
     factors = torch.tensor([1.0, 0.0, 0.3, 2.0, 0.5, 1.0])
     norms = sum(rows.double().flatten(1).square().sum(1) for rows in truth.values())
-    torch.testing.assert_close(joint_norms(forms), norms.sqrt().float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(joint_norms(forms), norms.sqrt(), rtol=1e-5, atol=1e-6)
     for name, rows in truth.items():
         scale = float(rows.abs().max())
         expected = torch.einsum("b,b...->...", factors, rows)

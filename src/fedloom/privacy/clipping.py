@@ -151,10 +151,10 @@ class Median:
         """Not used."""
         return torch.tensor(0.0)
 
-    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002 - forgets earlier batches
+    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
         """The median over real rows; 0 if there is none."""
         real = torch.where((mask > 0) & torch.isfinite(norms), norms, torch.nan)
-        return torch.nan_to_num(real.nanmedian(), nan=0.0)
+        return torch.nan_to_num(real.nanmedian(), nan=0.0).to(current.dtype)
 
     def following(self, current: Tensor, below: Tensor) -> Tensor:  # noqa: ARG002
         """Not used."""

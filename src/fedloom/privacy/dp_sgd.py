@@ -147,7 +147,7 @@ class DPSGD:
         below = mask.new_zeros(())
         if self.clipping.share:  # or else nobody asks for it
             below = (((norms <= bound).to(mask.dtype) - 0.5) * mask).sum() * scale.example
-        factors = factors * scale.example  # here the division costs next to nothing
+        factors = (factors * scale.example).to(mask.dtype)  # here the division costs next to nothing
         return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below, bound)
 
     def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:

@@ -3,29 +3,28 @@
 Norms and weighted sums of factors need no tensor that is as large as the weights times the batch (Goodfellow,
 "Efficient per-example gradient computations", 2015).
 
-Whoever sets the weights can make a factor as small or as large as float32 goes, so that its square is lost while its
-product with the other factor is not. A norm here may be too long by that, but never too short: a bound on it holds.
+Whoever sets the weights can make a factor as small or as large as float32 goes, so that its square would be lost while
+its product with the other factor is not, or let places of an example cancel in rounded sums. So norms are found in
+float64, which holds the square of every float32; where they may be too long, they are never too short.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# Rounding may make a difference of large numbers too small; so much of their size is added, so that no norm is.
+# Sums over examples are rounded also where the places of one of them cancel: so much of their size adds to its norm.
 ROUNDING = 4e-6
-LOST = 1.1e-19  # the square of a smaller number may be lost: 1.2e-38 is the least that float32 holds in full
+UNIT = 2.0**-24  # what one addition in float32 may lose
 FAR = 1e18  # the factors that bring back what is longer would be lost themselves
 
 
-def _upper(norms: Tensor, numbers: int) -> Tensor:
-    """No less than the norms of so many numbers each, whose squares may have been lost; infinite beyond reach."""
-    norms = norms + LOST * math.sqrt(numbers)
-    return torch.where(norms < FAR, norms, torch.inf)
+def _norms(values: Tensor, *dim: int) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(values, dim=dim, dtype=torch.float64)
+    return norms
 
 
 class Rows:
@@ -38,13 +37,10 @@ class Rows:
 
     @property
     def norms(self) -> Tensor:
-        """(examples,), as they were found."""
-        assert self._norms is not None, "norms of factors are found for all at once"
+        """(examples,)."""
+        if self._norms is None:
+            self._norms = _norms(self.values, 1, 2)
         return self._norms
-
-    def measured(self, norms: Tensor) -> None:
-        """Take note of them."""
-        self._norms = norms
 
     @property
     def finite(self) -> Tensor:
@@ -68,18 +64,12 @@ class Whole:
     gradient: Tensor  # (examples, *shape)
 
     @property
-    def factors(self) -> tuple[Rows, ...]:
-        """None."""
-        return ()
-
-    @property
     def _flat(self) -> Tensor:
         return self.gradient.unsqueeze(-1).flatten(1)  # a parameter may be a single number
 
     def norms(self) -> Tensor:
         """(examples,)."""
-        flat = self._flat
-        return _upper(torch.linalg.vector_norm(flat, dim=1), flat.shape[1])
+        return _norms(self._flat, 1)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
@@ -107,29 +97,18 @@ class Outer:
     right: Rows  # (examples, places, q)
     shape: torch.Size  # of the parameter, p * q numbers
 
-    @property
-    def factors(self) -> tuple[Rows, ...]:
-        """Those whose norms say all."""
-        return (self.left, self.right) if self.left.values.shape[-2] == 1 else ()
-
     def norms(self) -> Tensor:
-        """(examples,), the cheapest of three ways; that of a product is yet to be rounded up."""
+        """(examples,), the cheapest of three ways."""
         left, right = self.left.values, self.right.values
         if left.shape[-2] == 1:
             return self.left.norms * self.right.norms
         if self._bulky:
             return self.written_out().norms()
+        size = (_norms(left, 2) * _norms(right, 2)).sum(dim=1)
+        rounding = max(ROUNDING, (2 * len(left) * left.shape[-2] * UNIT) ** 2)
+        left, right = left.double(), right.double()
         squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
-        (places, p), q = left.shape[-2:], right.shape[-1]
-        ours, theirs = (_upper(torch.linalg.vector_norm(rows, dim=2), rows.shape[2]) for rows in (left, right))
-        # Where the products of one factor's rows were lost, those of the other's stand beside an error of LOST^2 each.
-        size, lost_left, lost_right = (
-            (ours * theirs).sum(dim=1),
-            LOST * math.sqrt(2 * p) * theirs.sum(dim=1),
-            LOST * math.sqrt(3 * q) * ours.sum(dim=1),
-        )
-        errors = ROUNDING * size.square() + lost_left.square() + lost_right.square()
-        return _upper((squares + errors).sqrt(), places**2)
+        return (squares + rounding * size.square()).sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""
@@ -165,11 +144,6 @@ class Total:
 
     left: Rows  # (examples, places, p)
 
-    @property
-    def factors(self) -> tuple[Rows, ...]:
-        """Those whose norms say all."""
-        return (self.left,) if self.left.values.shape[-2] == 1 else ()
-
     def norms(self) -> Tensor:
         """(examples,)."""
         return self.left.norms if self.left.values.shape[-2] == 1 else self.written_out().norms()
@@ -195,20 +169,9 @@ Form = Whole | Outer | Total
 
 
 def joint_norms(forms: Mapping[str, Form]) -> Tensor:
-    """Of each example's gradient, over all parameters together, and never too short."""
-    factors = (rows for form in forms.values() for rows in form.factors)
-    _measure(list({id(rows): rows for rows in factors}.values()))
-    norms: Tensor = torch.linalg.vector_norm(_upper(torch.stack([form.norms() for form in forms.values()]), 1), dim=0)
-    return norms
-
-
-def _measure(factors: Sequence[Rows]) -> None:
-    """Find the norms of all these at once: one by one, the little steps after each would be most of a GPU's work."""
-    if factors:
-        plain = torch.stack([torch.linalg.vector_norm(rows.values, dim=(1, 2)) for rows in factors])
-        most = max(rows.values[0].numel() for rows in factors)
-        for rows, norms in zip(factors, _upper(plain, most).unbind(), strict=True):
-            rows.measured(norms)
+    """Of each example's gradient, over all parameters together, in float64; never too short, infinite beyond reach."""
+    norms = torch.linalg.vector_norm(torch.stack([form.norms() for form in forms.values()]), dim=0)
+    return torch.where(norms < FAR, norms, torch.inf)
 
 
 def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tuple[dict[str, Form], Tensor]:
