@@ -21,6 +21,7 @@ from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import batch_of
 from fedloom.federation.rounds import RoundContext
+from fedloom.objectives.base import Step
 
 BATCH, RECORDS = 32, 32 * 94
 BYTES_PER_PARAMETER = 40  # weights read forwards and backwards, gradient written; Adam reads four numbers, writes three
@@ -44,7 +45,7 @@ def plain_loop(trainer: Trainer, device: torch.device, steps: int) -> None:
         for phase, optimizer in zip(phases, optimizers, strict=True):
             noise = {n: torch.randn(len(batch.x), *s, device=device) for n, s in phase.objective.noise.items()}
             optimizer.zero_grad()
-            phase.objective(model, batch, noise, {}, context).total.mean().backward()
+            phase.objective(model, Step(batch, noise, {}, context)).total.mean().backward()
             optimizer.step()
 
 

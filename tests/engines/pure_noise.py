@@ -31,7 +31,7 @@ from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Release, ServerState, Setting
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.privacy.accounting import Event, Gaussian
 from fedloom.privacy.clipping import Quantile
 from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger
@@ -76,16 +76,9 @@ class Flat:
     def noise(self) -> Mapping[str, tuple[int, ...]]:
         return {}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         layer: nn.Linear = getattr(model, self.block)
-        total = layer(batch.x).sum(1)
+        total = layer(step.batch.x).sum(1)
         return Losses(0.0 * (total + layer.weight.sum() if self.behind else total), {})
 
 

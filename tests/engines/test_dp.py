@@ -27,7 +27,7 @@ from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.records import UNLABELLED, Batch, Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import recipes
-from fedloom.objectives.base import Losses, Objective
+from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
@@ -137,10 +137,10 @@ def latent_draws(seed: int, secret: Randomness | None, monkeypatch: pytest.Monke
     objective, given = type(trainer.method.phases[0].objective), []
     call = objective.__call__
 
-    def noting(self: Objective, model: nn.Module, batch: Batch, noise: Mapping[str, Tensor], *rest: object) -> Losses:
-        if rest[-1].round == 2:  # type: ignore[attr-defined] # the trials before it are none
-            given.append(noise["z1"])
-        return call(self, model, batch, noise, *rest)  # type: ignore[arg-type]
+    def noting(self: Objective, model: nn.Module, step: Step) -> Losses:
+        if step.context.round == 2:  # the trials before it are none
+            given.append(step.noise["z1"])
+        return call(self, model, step)
 
     with monkeypatch.context() as patched:
         patched.setattr(objective, "__call__", noting)
@@ -382,16 +382,9 @@ class Onlooker:
     def noise(self) -> Mapping[str, tuple[int, ...]]:
         return self.inner.noise
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        self.seen.append(batch)
-        return self.inner(model, batch, noise, received, context)
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        self.seen.append(step.batch)
+        return self.inner(model, step)
 
 
 def test_a_generator_sees_a_public_number_of_rows_and_no_record(tiny_federation: Federation) -> None:
@@ -445,49 +438,28 @@ def test_groups_take_turns_in_a_public_batch() -> None:
 class Mixing(Onlooker):
     """The loss of each example against the mean of the batch."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        return super().__call__(
-            model, replace(batch, x=0.5 * (batch.x + batch.x.mean(dim=0))), noise, received, context
-        )
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        mixed = replace(step.batch, x=0.5 * (step.batch.x + step.batch.x.mean(dim=0)))
+        return super().__call__(model, replace(step, batch=mixed))
 
 
 @dataclass(frozen=True)
 class Counting(Onlooker):
     """The loss of each example, weighted by the groups of the whole batch: no gradient at the records shows that."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        losses = super().__call__(model, batch, noise, received, context)
-        return replace(losses, total=losses.total * (1 + batch.group.float().mean()))
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        losses = super().__call__(model, step)
+        return replace(losses, total=losses.total * (1 + step.batch.group.float().mean()))
 
 
 @dataclass(frozen=True)
 class Hidden(Onlooker):
     """A mean over the batch that shows in gradients alone: its values cancel."""
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        mean = batch.x.mean(dim=0)
-        return super().__call__(model, replace(batch, x=batch.x + mean - mean.detach()), noise, received, context)
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        mean = step.batch.x.mean(dim=0)
+        mixed = replace(step.batch, x=step.batch.x + mean - mean.detach())
+        return super().__call__(model, replace(step, batch=mixed))
 
 
 @pytest.mark.parametrize("kind", [Mixing, Counting, Hidden])

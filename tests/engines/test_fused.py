@@ -36,10 +36,10 @@ from fedloom.engines.fused_step import WatchedContext
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
-from fedloom.federation.records import Batch, Federation
+from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, ServerState
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.sharing.merge import merge
 from fedloom.sharing.update import DivergedError, Update
 from fedloom.streams import Streams
@@ -266,16 +266,9 @@ class Objective:
 
     noise: Mapping[str, tuple[int, ...]]
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        pull = sum((p - received[name]).square().sum() for name, p in model.named_parameters())
-        values = context.round * model(batch.x.flatten(1)).square().sum(dim=1) + pull
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        pull = sum((p - step.received[name]).square().sum() for name, p in model.named_parameters())
+        values = step.context.round * model(step.batch.x.flatten(1)).square().sum(dim=1) + pull
         return Losses(values, {"pull": pull.expand(len(values))})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from engines.one_answer import (
     CONVOLUTIONS,
@@ -32,9 +32,8 @@ from fedloom.engines.fused_poisson import PrivateSchedule, PrivateWindow, rows_o
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.training import Trainer
 from fedloom.experiment import train
-from fedloom.federation.records import Batch, Federation
-from fedloom.federation.rounds import RoundContext
-from fedloom.objectives.base import Losses, Objective
+from fedloom.federation.records import Federation
+from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
@@ -191,15 +190,8 @@ class Looking:
     def noise(self) -> Mapping[str, tuple[int, ...]]:
         return self.inner.noise
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        losses = self.inner(model, batch, noise, received, context)
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        losses, batch = self.inner(model, step), step.batch
         return replace(losses, total=losses.total + 9.0 * batch.x.flatten(1).mean(1) + batch.y + batch.group)
 
 

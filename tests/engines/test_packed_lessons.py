@@ -177,10 +177,10 @@ class Late:
     def noise(self):
         return self.objective.noise
 
-    def __call__(self, model, batch, noise, received, context) -> Losses:
-        if context.round == 2:
+    def __call__(self, model, step) -> Losses:
+        if step.context.round == 2:
             raise ArithmeticError("a fault in the second round")
-        return self.objective(model, batch, noise, received, context)
+        return self.objective(model, step)
 
 
 class Unprepared(Distil):

@@ -98,8 +98,9 @@ class Attentive:
 
     noise = {}  # noqa: RUF012
 
-    def __call__(self, model, batch, noise, received, context):
-        values = model.encode(batch.x, batch.group).mean.square().sum(dim=1) * (1 + len(context.participants))
+    def __call__(self, model, step):
+        batch = step.batch
+        values = model.encode(batch.x, batch.group).mean.square().sum(dim=1) * (1 + len(step.context.participants))
         return Losses(values, {})
 
 

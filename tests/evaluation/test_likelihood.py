@@ -22,7 +22,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.likelihoods import Bernoulli, Gaussian
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Objective
+from fedloom.objectives.base import Objective, Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
 from fedloom.streams import Streams
@@ -138,7 +138,7 @@ def test_the_elbo_is_what_training_maximises(two_levels: bool) -> None:
     x, group = torch.rand(5, 6), torch.tensor([0, 1, 0, 1, 1])
     noise = {name: torch.randn(5, *shape) for name, shape in objective.noise.items()}
     batch = Batch(x, torch.zeros(5, dtype=torch.int64), group, torch.ones(5))
-    losses = objective(model, batch, noise, {}, RoundContext(1, 1, (0,)))
+    losses = objective(model, Step(batch, noise, {}, RoundContext(1, 1, (0,))))
     found = draw(model, x, group, model.encode(x, group), lambda name, width: noise[name])
     torch.testing.assert_close(found.elbo, -losses.total)
     torch.testing.assert_close(found.reconstruction, losses.terms["nll"])

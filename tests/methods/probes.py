@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, ServerState
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import GLOBAL, SERVER, SILO, UPLOAD, BlockKey, SharingPlan
@@ -56,16 +55,9 @@ def build_gan(_: Site) -> nn.Module:
 class DiscriminatorLoss:
     noise = {"z": (LATENT,)}  # noqa: RUF012
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         assert isinstance(model, GAN)
-        real, fake = model.score(batch.x), model.score(torch.sigmoid(model.generator(noise["z"])))
+        real, fake = model.score(step.batch.x), model.score(torch.sigmoid(model.generator(step.noise["z"])))
         total = functional.softplus(-real) + functional.softplus(fake)
         return Losses(total, {"real": real, "fake": fake})
 
@@ -74,16 +66,9 @@ class DiscriminatorLoss:
 class GeneratorLoss:
     noise = {"z": (LATENT,)}  # noqa: RUF012
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         assert isinstance(model, GAN)
-        total = functional.softplus(-model.score(torch.sigmoid(model.generator(noise["z"]))))
+        total = functional.softplus(-model.score(torch.sigmoid(model.generator(step.noise["z"]))))
         return Losses(total, {})
 
 

@@ -21,7 +21,7 @@ from fedloom.methods.generator import Generator
 from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses, Objective
+from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.objectives.flows import LatentFlow, Refinement
 from fedloom.runs.folder import RunFolder
 from support import assert_same_run, federation_of, tiny_config
@@ -78,7 +78,7 @@ def drawn(objective: Objective) -> dict[str, Tensor]:
 
 
 def losses_of(objective: Objective, model: nn.Module, batch: Batch, noise: dict[str, Tensor]) -> Losses:
-    return objective(model, batch, noise, {}, RoundContext(1, 1, ()))
+    return objective(model, Step(batch, noise, {}, RoundContext(1, 1, ())))
 
 
 def test_the_flow_is_asked_for_the_way_from_noise_to_latent() -> None:

@@ -21,6 +21,7 @@ from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.labels import COUNTS
 from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, LinearHead
+from fedloom.objectives.base import Step
 from fedloom.objectives.labelled import ConditionalAdversarial, ConditionalElbo, CrossEntropy, drawn_labels
 from fedloom.privacy.accounting import spent
 from fedloom.privacy.ledger import Ledger
@@ -93,7 +94,7 @@ def test_the_loss_sums_over_dimensions_and_leaves_the_batch_to_the_engine() -> N
     model, batch = cvae(), batch_of(vectors(5, 1))
     objective = ConditionalElbo(3, kl_weight=2.0)
     noise = noise_for(objective, 5)
-    losses = objective(model, batch, noise, {}, CONTEXT)
+    losses = objective(model, Step(batch, noise, {}, CONTEXT))
     posterior = model.encode(batch.x, batch.y)
     mean = model.decode(posterior.mean + torch.exp(posterior.log_variance / 2) * noise["z"], batch.y)
     divergence = 0.5 * (posterior.log_variance.exp() + posterior.mean**2 - 1 - posterior.log_variance).sum(1)
@@ -107,7 +108,7 @@ def test_the_reference_loss_weighs_the_divergence_by_the_batch_and_says_so() -> 
         method = method_of("dp_cvae", "method.loss=reference")
     (phase,) = method.phases
     batch = batch_of(vectors(5, 1))
-    losses = phase.objective(cvae(), batch, noise_for(phase.objective, 5), {}, CONTEXT)
+    losses = phase.objective(cvae(), Step(batch, noise_for(phase.objective, 5), {}, CONTEXT))
     torch.testing.assert_close(
         losses.total, losses.terms["squared-error"] / WIDTH + 0.1 * 20 * losses.terms["kl"]
     )  # local.batch_size is 20
@@ -149,7 +150,7 @@ def test_the_latent_variance_can_be_learned_for_all_or_for_each_class(kind: str,
     nn.init.zeros_(model.encoder.layers[-1].bias)  # type: ignore[arg-type]
     batch = batch_of(vectors(4, 1, classes=(2,)))
     objective = ConditionalElbo(3)
-    losses = objective(model, batch, noise_for(objective, 4), {}, CONTEXT)
+    losses = objective(model, Step(batch, noise_for(objective, 4), {}, CONTEXT))
     expected = 3 * (torch.tensor(2.0).log() + 0.125 - 0.5)
     torch.testing.assert_close(losses.terms["kl"], expected.expand(4))
 
@@ -195,7 +196,7 @@ def test_an_encoder_that_learns_from_the_decoder_looks_at_no_record() -> None:
     ]
     objective, model = method.phases[0].objective, cvae()
     noise = noise_for(objective, 5)
-    losses = [objective(model, batch_of(vectors(5, seed)), noise, {}, CONTEXT).total for seed in (1, 2)]
+    losses = [objective(model, Step(batch_of(vectors(5, seed)), noise, {}, CONTEXT)).total for seed in (1, 2)]
     assert torch.equal(*losses)
     label = drawn_labels(noise["label"], 3)
     dreamt = model.decode(noise["z"], label) + noise["x"] / math.sqrt(12)  # the variance is 1 / (2 * 6)
@@ -317,7 +318,7 @@ def test_a_fakes_label_depends_on_no_record() -> None:
     model, objective = method.build(Site("s", (0,))), ConditionalAdversarial("discriminator", 3, 3)
     noise, batch = noise_for(objective, 5), batch_of(vectors(5, 1))
     other = replace(batch, y=(batch.y + 1) % 3)
-    one, another = (objective(model, each, noise, {}, CONTEXT).terms for each in (batch, other))
+    one, another = (objective(model, Step(each, noise, {}, CONTEXT)).terms for each in (batch, other))
     assert torch.equal(one["fake"], another["fake"])
     assert not torch.equal(one["real"], another["real"])
     assert torch.bincount(drawn_labels(torch.randn(30_000), 3)).tolist() == pytest.approx([10_000] * 3, rel=0.05)
@@ -352,7 +353,7 @@ def head() -> LinearHead:
 def test_the_rate_falls_over_rounds_and_not_within_one(number: int, factor: float) -> None:
     """The reference's milestones count local epochs, so that its rate is a hundredth from round 8 of 50 on."""
     objective = CrossEntropy(milestones=(0.5, 0.72))
-    losses = objective(head(), batch_of(vectors(4, 1)), {}, {}, RoundContext(number, 10, (0,)))
+    losses = objective(head(), Step(batch_of(vectors(4, 1)), {}, {}, RoundContext(number, 10, (0,))))
     torch.testing.assert_close(losses.total, factor * torch.log(torch.tensor(3.0)).expand(4))
 
 
@@ -362,7 +363,7 @@ def test_the_proximal_term_changes_the_gradient_by_mu_times_the_way_gone() -> No
     received = {name: torch.full_like(tensor, -0.2) for name, tensor in model.named_parameters()}
     gradients = []
     for phase in (plain, prox):
-        total = phase.objective(model, batch, {}, received, CONTEXT).total.mean()
+        total = phase.objective(model, Step(batch, {}, received, CONTEXT)).total.mean()
         gradients.append(torch.autograd.grad(total, [model.head.weight])[0])
     torch.testing.assert_close(gradients[1] - gradients[0], torch.full_like(gradients[0], 0.5 * 0.2))
 

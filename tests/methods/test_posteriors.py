@@ -17,6 +17,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation, batch_of
 from fedloom.federation.rounds import RoundContext
+from fedloom.objectives.base import Step
 from fedloom.privacy.noise import Moment
 from fedloom.privacy.summary import summarise
 from support import federation_of, tiny_config, written_out
@@ -67,7 +68,7 @@ def sum_in_the_second_step(federation: Federation, *overrides: str) -> dict[str,
     records = federation.silos[0].train
     batch = batch_of(records, torch.arange(len(records)))
     noise = {name: torch.zeros(len(records), *shape) for name, shape in phase.objective.noise.items()}
-    values = phase.objective(model, batch, noise, task.received, task.context).total
+    values = phase.objective(model, Step(batch, noise, task.received, task.context)).total
     assert task.mechanism is not None
     decoder = {name: p for name, p in parameters_of(phase, model).items() if name.startswith("decoder.")}
     bound = torch.tensor(0.1)
@@ -115,7 +116,7 @@ def test_a_closed_form_moves_it_by_at_most_the_bound() -> None:
     def clipped(federation: Federation) -> dict[str, Tensor]:
         records = federation.silos[0].train
         batch = batch_of(records, torch.arange(len(records)))
-        values = phase.objective(model, batch, {}, {}, RoundContext(1, 1, ())).total
+        values = phase.objective(model, Step(batch, {}, {}, RoundContext(1, 1, ()))).total
         forms = written_out(values, parameters)
         mean = mechanism.clipped_sum(values, batch.mask, parameters, torch.tensor(0.1), forms).gradients
         return {name: mechanism.expected * gradient for name, gradient in mean.items()}

@@ -13,7 +13,7 @@ from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.history import RememberingVAE, remembered
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.mechanism import NoPrivacy
@@ -44,7 +44,7 @@ def evaluated(model: RememberingVAE, weight: float) -> tuple[Losses, Batch, dict
     assert {name: (7, *shape) for name, shape in objective.noise.items()} == {
         n: tuple(t.shape) for n, t in noise.items()
     }
-    return objective(model, batch, noise, received, CONTEXT), batch, noise, received
+    return objective(model, Step(batch, noise, received, CONTEXT)), batch, noise, received
 
 
 def gradients(filled: int, weight: float) -> list[Tensor]:

@@ -11,7 +11,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.networks import Flat, Routed
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.mechanism import NoPrivacy
 
@@ -44,7 +44,7 @@ def batch_of_seven(mask: Tensor | None = None) -> tuple[Batch, dict[str, Tensor]
 
 
 def evaluate(model: VAE, batch: Batch, noise: dict[str, Tensor], kl_weight: float = 1.0) -> Losses:
-    return Elbo(noise["z1"].shape[1], kl_weight)(model, batch, noise, {}, CONTEXT)
+    return Elbo(noise["z1"].shape[1], kl_weight)(model, Step(batch, noise, {}, CONTEXT))
 
 
 def test_it_is_reconstruction_plus_weighted_divergence_from_the_prior_of_the_rows_group() -> None:

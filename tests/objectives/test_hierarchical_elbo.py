@@ -11,7 +11,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
 
 CONTEXT = RoundContext(1, 1, (0,))
@@ -52,9 +52,8 @@ def many_draws(objective: HierarchicalElbo) -> Losses:
     zeros = torch.zeros(ROWS, dtype=torch.int64)
     noise = {name: torch.randn(ROWS, *shape, generator=generator) for name, shape in objective.noise.items()}
     with torch.no_grad():
-        return objective(
-            linear_model(), Batch(torch.full((ROWS, 1), X), zeros, zeros, torch.ones(ROWS)), noise, {}, CONTEXT
-        )
+        batch = Batch(torch.full((ROWS, 1), X), zeros, zeros, torch.ones(ROWS))
+        return objective(linear_model(), Step(batch, noise, {}, CONTEXT))
 
 
 def gaussian_nll(variance: float, expected_square: float) -> float:
@@ -128,7 +127,7 @@ def test_a_terms_gradient_reaches_its_blocks_and_no_other(term: str, reached: se
     objective = HierarchicalElbo(3, 2, predefined_prior=True, ssim_weight=2.0)
     zeros = torch.zeros(5, dtype=torch.int64)
     noise = {name: torch.randn(5, *size) for name, size in objective.noise.items()}
-    losses = objective(model, Batch(torch.rand(5, *shape), zeros, zeros, torch.ones(5)), noise, {}, CONTEXT)
+    losses = objective(model, Step(Batch(torch.rand(5, *shape), zeros, zeros, torch.ones(5)), noise, {}, CONTEXT))
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(losses.terms[term].sum(), parameters, allow_unused=True)
     touched = {

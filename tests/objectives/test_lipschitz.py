@@ -11,8 +11,9 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.models.likelihoods import Gaussian
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
+from fedloom.objectives.base import Step
 from fedloom.objectives.elbo import Elbo
-from fedloom.objectives.lending import Lending, columns_of
+from fedloom.objectives.lending import Lending
 from fedloom.objectives.lipschitz import AlignPenalty, JacobianPenalty, WithPenalty, stretches
 from fedloom.privacy.lipschitz import bounded_decoder
 from fedloom.privacy.separation import require_separate_examples
@@ -49,9 +50,9 @@ def test_only_steep_decoders_are_penalised_and_only_decoders(limit: float, activ
     vae, data, base = model(), batch(), Elbo(2)
     objective = WithPenalty(base, JacobianPenalty(limit), 2.0)
     noise = noise_for(objective)
-    losses = objective(vae, data, noise, {}, ROUND)
+    losses = objective(vae, Step(data, noise, {}, ROUND))
     penalty = losses.terms["jacobian"]
-    torch.testing.assert_close(losses.total, base(vae, data, noise, {}, ROUND).total + 2.0 * penalty)
+    torch.testing.assert_close(losses.total, base(vae, Step(data, noise, {}, ROUND)).total + 2.0 * penalty)
     assert (penalty > 0).all() == active
     gradients = torch.autograd.grad(penalty.sum(), list(vae.parameters()), allow_unused=True, materialize_grads=True)
     reached = {name for (name, _), gradient in zip(vae.named_parameters(), gradients, strict=True) if gradient.any()}
@@ -63,12 +64,12 @@ def test_training_on_the_penalty_makes_a_decoder_flat() -> None:
     objective = WithPenalty(Elbo(2), JacobianPenalty(0.05), 1.0)
     noise = noise_for(objective, 16)
     optimizer = torch.optim.Adam(vae.decoder.parameters(), lr=0.01)
-    before = objective(vae, data, noise, {}, ROUND).terms["jacobian"].mean().item()
+    before = objective(vae, Step(data, noise, {}, ROUND)).terms["jacobian"].mean().item()
     for _ in range(60):
         optimizer.zero_grad()
-        objective(vae, data, noise, {}, ROUND).terms["jacobian"].sum().backward()
+        objective(vae, Step(data, noise, {}, ROUND)).terms["jacobian"].sum().backward()
         optimizer.step()
-    assert objective(vae, data, noise, {}, ROUND).terms["jacobian"].mean().item() < 0.01 * before
+    assert objective(vae, Step(data, noise, {}, ROUND)).terms["jacobian"].mean().item() < 0.01 * before
 
 
 class Opposite(nn.Module):
@@ -88,23 +89,23 @@ def test_the_papers_penalty_does_not_see_a_steep_decoder_whose_pixels_cancel() -
     vae = VAE(Flat((2,), (6,), (4,)), Opposite(), torch.zeros(1, 2), Plain())
     data = Batch(torch.rand(4, 2), *[torch.zeros(4, dtype=torch.int64)] * 2, torch.ones(4))
     paper, ours = (WithPenalty(Elbo(2), penalty, 1.0) for penalty in (AlignPenalty(), JacobianPenalty()))
-    theirs = paper(vae, data, noise_for(paper), {}, ROUND).terms["align-penalty"]
+    theirs = paper(vae, Step(data, noise_for(paper), {}, ROUND)).terms["align-penalty"]
     torch.testing.assert_close(theirs, torch.full((4,), (1e-7**0.5 - 1) ** 2))
-    found = ours(vae, data, noise_for(ours), {}, ROUND).terms["jacobian"]
+    found = ours(vae, Step(data, noise_for(ours), {}, ROUND)).terms["jacobian"]
     torch.testing.assert_close(found, torch.full((4,), (50 * 2**0.5 - 1) ** 2))
 
 
 def test_the_papers_penalty_is_that_of_its_equation() -> None:
     vae, data, objective = model(), batch(), WithPenalty(Elbo(2), AlignPenalty(), 3.0)
     noise = noise_for(objective)
-    losses = objective(vae, data, noise, {}, ROUND)
+    losses = objective(vae, Step(data, noise, {}, ROUND))
     z = vae.encode(data.x, data.group).sample(noise["penalty"])
     share = torch.distributions.Normal(0, 1).cdf(noise["between"])
     between = share * z + (1 - share) * z[noise["order"][:, 0].argsort()]
     jacobians = vmap(jacrev(lambda point: torch.sigmoid(vae.decoder(point.unsqueeze(0))).flatten()))(between)
     expected = ((jacobians.sum(dim=1).square().sum(dim=1) + 1e-7).sqrt() - 1).square()
     torch.testing.assert_close(losses.terms["align-penalty"], expected)
-    torch.testing.assert_close(losses.total, Elbo(2)(vae, data, noise, {}, ROUND).total + 3.0 * expected)
+    torch.testing.assert_close(losses.total, Elbo(2)(vae, Step(data, noise, {}, ROUND)).total + 3.0 * expected)
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -115,10 +116,11 @@ def test_the_gradient_of_each_example_is_what_it_is_alone(bounded: bool) -> None
         vae.decoder = bounded_decoder(vae.decoder, 0.01)
     noise, parameters = noise_for(objective), dict(vae.named_parameters())
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
-    together = Lending(vae, objective).gradients(weights, {}, columns_of(data), noise, {}, ROUND)
+    together = Lending(vae, objective).gradients(weights, {}, Step(data, noise, {}, ROUND))
     for row in range(4):
         one = Batch(*(column[row : row + 1] for column in (data.x, data.y, data.group, data.mask)))
-        value = objective(vae, one, {name: n[row : row + 1] for name, n in noise.items()}, {}, ROUND).total
+        own = {name: n[row : row + 1] for name, n in noise.items()}
+        value = objective(vae, Step(one, own, {}, ROUND)).total
         alone = torch.autograd.grad(value.sum(), list(parameters.values()))
         for name, gradient in zip(parameters, alone, strict=True):
             torch.testing.assert_close(together[name][row], gradient, rtol=1e-3, atol=1e-5)
@@ -129,7 +131,7 @@ def test_under_dp_sgd_the_papers_penalty_is_refused_and_ours_is_not() -> None:
 
     def losses(objective: WithPenalty, x: Tensor) -> Tensor:
         moved = Batch(x, data.y, data.group, data.mask)
-        return objective(vae, moved, noise_for(objective), {}, ROUND).total
+        return objective(vae, Step(moved, noise_for(objective), {}, ROUND)).total
 
     paper, ours = (WithPenalty(Elbo(2), penalty, 1.0) for penalty in (AlignPenalty(), JacobianPenalty()))
     require_separate_examples(lambda x: losses(ours, x), data.x, ours.name, "")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.objectives.base import Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.proximal import Proximal
 from fedloom.privacy.mechanism import NoPrivacy
@@ -15,7 +16,7 @@ from objectives.test_elbo import CONTEXT, batch_of_seven, two_group_vae
 def gradients(objective: Elbo | Proximal, received: dict[str, Tensor]) -> dict[str, Tensor]:
     model, (batch, noise) = two_group_vae(), batch_of_seven()
     named = dict(model.named_parameters())
-    losses = objective(model, batch, noise, received, CONTEXT)
+    losses = objective(model, Step(batch, noise, received, CONTEXT))
     found = NoPrivacy().gradients(losses.total, batch.mask, list(named.values()))
     return dict(zip(named, found, strict=True))
 
@@ -40,7 +41,7 @@ def test_what_was_not_received_is_free() -> None:
 def test_the_term_is_the_squared_distance_for_every_example() -> None:
     model, (batch, noise) = two_group_vae(), batch_of_seven()
     received = {name: p.detach() - 0.5 for name, p in model.named_parameters()}
-    losses = Proximal(Elbo(3), 4.0)(model, batch, noise, received, CONTEXT)
+    losses = Proximal(Elbo(3), 4.0)(model, Step(batch, noise, received, CONTEXT))
     distance = 0.25 * sum(p.numel() for p in model.parameters())
     torch.testing.assert_close(losses.terms["distance"], torch.full((7,), distance))
     torch.testing.assert_close(losses.total - losses.terms["nll"] - losses.terms["kl"], torch.full((7,), 2 * distance))

@@ -17,6 +17,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Setting, make_method
+from fedloom.objectives.base import Step
 from fedloom.privacy.gradient_forms import ROUNDING, Form, Outer, Rows, Total, Whole, by_subject, joint_norms
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
@@ -95,7 +96,7 @@ def house_case(name: str) -> tuple[nn.Module, list[str], Losses, Tensor]:
         noise = {k: torch.sin(rows * torch.arange(1.0, 1 + s[0])) for k, s in phase.objective.noise.items()}
         group = (x.flatten(1)[:, 0] > 0.5).long()
         batch = Batch(x, torch.zeros(len(x), dtype=torch.int64), group, torch.ones(len(x)))
-        return phase.objective(model, batch, noise, {}, RoundContext(1, 1, (0,))).total
+        return phase.objective(model, Step(batch, noise, {}, RoundContext(1, 1, (0,)))).total
 
     return model, names, losses, torch.rand(6, 1, 9, 10)
 

@@ -15,7 +15,8 @@ from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerPlan, Phase
-from fedloom.objectives.lending import Lending
+from fedloom.objectives.base import Step
+from fedloom.objectives.lending import Lending, batch_of_columns
 from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
 
@@ -45,7 +46,7 @@ def batched_losses(
     lending = Lending(model, phase.objective)
 
     def one(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
-        losses = lending.losses(weights, columns, noise, received, context())
+        losses = lending.losses(weights, Step(batch_of_columns(columns), noise, received, context()))
         return losses.total, dict(losses.terms)
 
     batched = vmap(one, randomness="error")
@@ -68,7 +69,8 @@ def tapped_losses(
     def one(
         weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
     ) -> tuple[Tensor, Tensors, list[Tensor]]:
-        losses, inputs = watch.tapped(lambda: lending.losses(weights, columns, noise, received, context()), taps)
+        step = Step(batch_of_columns(columns), noise, received, context())
+        losses, inputs = watch.tapped(lambda: lending.losses(weights, step), taps)
         return losses.total, dict(losses.terms), inputs
 
     batched = vmap(one, randomness="error")
@@ -94,7 +96,7 @@ def written_out(
     lending = Lending(model, phase.objective)
 
     def one(trained: Tensors, others: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> Tensors:
-        return lending.gradients(trained, others, columns, noise, received, context())
+        return lending.gradients(trained, others, Step(batch_of_columns(columns), noise, received, context()))
 
     batched = vmap(one, randomness="error")
 

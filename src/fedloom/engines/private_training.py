@@ -18,6 +18,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Batch, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
+from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
@@ -50,7 +51,6 @@ class _Look:
 
     learner: Learner
     model: nn.Module
-    received: Tensors
     bound: Tensor
     quick: bool  # by what layers have at hand
 
@@ -127,7 +127,9 @@ class PrivateTraining:
             batch = batch_of(self.silo.train, each.index, each.mask)
             part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
             before += int(each.mask.sum())
-            total, found = self._clipped(_Look(learner, model, received, bound, quick), batch, part)
+            total, found = self._clipped(
+                _Look(learner, model, bound, quick), Step(batch, part, received, self.task.context)
+            )
             sums.append(total)
             for name, term in found.items():
                 terms[name] = terms.get(name, torch.zeros(())) + term
@@ -137,42 +139,40 @@ class PrivateTraining:
         learner.optimizer.step([gradients[name] for name in learner.parameters])
         return {name: total / max(before, 1) for name, total in terms.items()}
 
-    def _clipped(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[ClippedSum, Tensors]:
+    def _clipped(self, look: _Look, step: Step) -> tuple[ClippedSum, Tensors]:
         """The clipped sum of a pass, and the sum of each term; a unit that cannot be computed counts for nothing.
 
         That something failed would tell whoever chose the weights that such a unit is there, so where this must stay
         inside, the others go on without it.
         """
         try:
-            return self._of_rows(look, batch, noise)
+            return self._of_rows(look, step)
         except Exception:
             if not self.sealed:
                 raise
             log.exception("a batch failed; its records are looked at one by one")
+        batch = step.batch
         whose = torch.arange(len(batch.x)) if self._subject is None else cast("Tensor", batch.subject)
         nothing = {name: torch.zeros_like(parameter) for name, parameter in look.learner.parameters.items()}
         sums, terms = [ClippedSum(nothing, torch.zeros(()), look.bound)], dict[str, Tensor]()
         for unit in torch.unique(whose[batch.mask > 0]):
             rows = torch.nonzero((whose == unit) & (batch.mask > 0)).flatten()
             columns = {name: column[rows] for name, column in columns_of(batch).items()}
+            noise = {name: tensor[rows] for name, tensor in step.noise.items()}
             try:
-                total, found = self._of_rows(
-                    look, batch_of_columns(columns), {name: tensor[rows] for name, tensor in noise.items()}
-                )
+                total, found = self._of_rows(look, replace(step, batch=batch_of_columns(columns), noise=noise))
             except Exception:
                 continue
             sums.append(total)
             terms = {name: terms.get(name, torch.zeros(())) + term for name, term in found.items()}
         return total_of(sums), terms
 
-    def _of_rows(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[ClippedSum, Tensors]:
-        learner, model = look.learner, look.model
+    def _of_rows(self, look: _Look, step: Step) -> tuple[ClippedSum, Tensors]:
+        learner, model, batch = look.learner, look.model, step.batch
         with Watch(model, list(learner.parameters)) as watch:
-            losses = learner.phase.objective(model, batch, noise, look.received, self.task.context)
+            losses = learner.phase.objective(model, step)
         forms = (
-            partial(watched_gradients, losses.total, watch)
-            if look.quick
-            else partial(self._written_out, look, batch, noise)
+            partial(watched_gradients, losses.total, watch) if look.quick else partial(self._written_out, look, step)
         )
         total = self.mechanism.clipped_sum(
             losses.total, batch.mask, learner.parameters, look.bound, forms, subject=batch.subject
@@ -180,11 +180,10 @@ class PrivateTraining:
         terms = {"loss": losses.total, **losses.terms}
         return total, {name: (term.detach() * batch.mask).sum() for name, term in terms.items()}
 
-    def _written_out(self, look: _Look, batch: Batch, noise: Mapping[str, Tensor]) -> dict[str, Form]:
+    def _written_out(self, look: _Look, step: Step) -> dict[str, Form]:
         """Where layers do not say it all."""
         weights = {n: p.detach() for n, p in look.learner.parameters.items() if self.mechanism.is_private(n)}
-        lending = Lending(look.model, look.learner.phase.objective)
-        found = lending.gradients(weights, {}, columns_of(batch), noise, look.received, self.task.context)
+        found = Lending(look.model, look.learner.phase.objective).gradients(weights, {}, step)
         return {name: Whole(rows) for name, rows in found.items()}
 
     @cached_property
@@ -268,8 +267,8 @@ def trial_of(
     noises = objective_noise(StreamNoise(streams), phase, TRIED_ROWS, 0, 0, torch.zeros(1, dtype=torch.int64))
     noise = {name: tensor[0, index].to(device) for name, tensor in noises.items()}
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    context = RoundContext(1, 1, ())
-    return lambda x: phase.objective(model, replace(batch, x=x), noise, received, context).total, batch.x
+    step = Step(batch, noise, received, RoundContext(1, 1, ()))
+    return lambda x: phase.objective(model, replace(step, batch=replace(batch, x=x))).total, batch.x
 
 
 def watched_trial(

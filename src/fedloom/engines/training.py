@@ -21,6 +21,7 @@ from fedloom.errors import FedloomError
 from fedloom.federation.records import Batch, Federation, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
+from fedloom.objectives.base import Step
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
@@ -138,7 +139,7 @@ class Trainer:
         """The round, step by step: the mean of each term of each phase."""
 
         def plain_step(learner: Learner, batch: Batch, noise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return self._step(learner, model, batch, noise, received, task.context)
+            return self._step(learner, model, Step(batch, noise, received, task.context))
 
         if not learners:
             return
@@ -178,24 +179,16 @@ class Trainer:
         for _ in self._steps(silo, before, model, learners, received, bounds):
             pass
 
-    def _step(
-        self,
-        learner: Learner,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Tensors,
-        context: RoundContext,
-    ) -> dict[str, Tensor]:
+    def _step(self, learner: Learner, model: nn.Module, step: Step) -> dict[str, Tensor]:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
         phase = learner.phase
-        losses = phase.objective(model, batch, noise, received, context)
+        losses = phase.objective(model, step)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
         parameters = list(learner.parameters.values())
-        learner.optimizer.step(mechanism.gradients(losses.total, batch.mask, parameters))
-        rows = batch.mask.sum()
+        learner.optimizer.step(mechanism.gradients(losses.total, step.batch.mask, parameters))
+        rows = step.batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
-        return {name: (term.detach() * batch.mask).sum() / rows for name, term in terms.items()}
+        return {name: (term.detach() * step.batch.mask).sum() / rows for name, term in terms.items()}
 
     def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
         """Batches without end, with the noise of each phase; both are functions of (silo, round, step) alone."""

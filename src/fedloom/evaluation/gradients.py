@@ -12,7 +12,8 @@ from fedloom.evaluation.keys import metric_key
 from fedloom.federation.records import Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.objectives.lending import Lending, columns_of
+from fedloom.objectives.base import Step
+from fedloom.objectives.lending import Lending
 from fedloom.privacy.gradient_forms import Whole, joint_norms
 
 RECORDS = 64  # of each silo
@@ -47,6 +48,6 @@ def _norms(evaluation: Evaluation, phase: Phase, silo: Silo, model: nn.Module) -
         if name.partition(".")[0] in phase.trains
     }
     rounds = max(1, len(evaluation.rounds))
-    lending, context = Lending(model, phase.objective), RoundContext(rounds, rounds, (0,))
-    found = lending.gradients(parameters, {}, columns_of(batch), noise, parameters, context)
+    step = Step(batch, noise, parameters, RoundContext(rounds, rounds, (0,)))
+    found = Lending(model, phase.objective).gradients(parameters, {}, step)
     return joint_norms({name: Whole(each) for name, each in found.items()}).cpu()

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.gan import GAN
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 
 
 @dataclass(frozen=True)
@@ -29,18 +27,12 @@ class DiscriminatorLoss:
         """One fake for each record."""
         return {"z1": (self.latent,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002 - nothing from the server is needed
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, GAN)
+        batch = step.batch
         with torch.no_grad():
-            fake = model.generate(noise["z1"], batch.group)
+            fake = model.generate(step.noise["z1"], batch.group)
         terms = {
             "real": functional.softplus(-model.judge(batch.x, batch.group)),
             "fake": functional.softplus(model.judge(fake, batch.group)),
@@ -59,15 +51,8 @@ class GeneratorLoss:
         """One fake for each row of the batch."""
         return {"z1": (self.latent,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002 - nothing from the server is needed
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, GAN)
-        loss = functional.softplus(-model.judge(model.generate(noise["z1"], batch.group), batch.group))
+        loss = functional.softplus(-model.judge(model.generate(step.noise["z1"], step.batch.group), step.batch.group))
         return Losses(loss, {})

@@ -20,21 +20,24 @@ class Losses:
     terms: Mapping[str, Tensor]  # each (batch,)
 
 
+@dataclass(frozen=True)
+class Step:
+    """All that an objective may look at beside the model; engines make one inside their batched programs."""
+
+    batch: Batch
+    noise: Mapping[str, Tensor]  # what the objective asked for, each (batch, *shape)
+    received: Mapping[str, Tensor]  # parameter name -> its value at the start of the round, of what came down
+    context: RoundContext
+
+
 class Objective(Protocol):
-    """A pure function of model, batch, noise, what the silo received this round, and the round."""
+    """A pure function of a model and a step."""
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
         """The standard normal noise that one example needs, by name; the engine draws it from the named streams."""
         ...
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
-        """Evaluate on a batch; ``received`` maps parameter names to their values at the start of the round."""
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        """The losses of each example of the step's batch."""
         ...

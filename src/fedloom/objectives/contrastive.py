@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.history import RememberingVAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.elbo import Elbo
 
 ENCODER = "encoder."
@@ -42,23 +40,16 @@ class Contrastive:
         latent = self.elbo.latent
         return {**self.elbo.noise, "received": (latent,), "earlier": (self.earlier, latent)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,  # noqa: ARG002 - whether there are earlier models is the silo's own matter
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, RememberingVAE)
-        z, losses = self.elbo.evaluated(model, batch, noise)
+        z, losses = self.elbo.evaluated(model, step)
         with torch.no_grad():
-            weights = {n.removeprefix(ENCODER): t for n, t in received.items() if n.startswith(ENCODER)}
-            output = functional_call(model.encoder, weights, (batch.x,))
-            positive = DiagonalGaussian.of(output).sample(noise["received"])
+            weights = {n.removeprefix(ENCODER): t for n, t in step.received.items() if n.startswith(ENCODER)}
+            output = functional_call(model.encoder, weights, (step.batch.x,))
+            positive = DiagonalGaussian.of(output).sample(step.noise["received"])
             negatives = [
-                DiagonalGaussian.of(encoder(batch.x)).sample(noise["earlier"][:, number])
+                DiagonalGaussian.of(encoder(step.batch.x)).sample(step.noise["earlier"][:, number])
                 for number, encoder in enumerate(model.history.encoders)
             ]
         towards = functional.cosine_similarity(z, positive) / self.temperature

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.gaussian import kl_to_unit
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 
 
 @dataclass(frozen=True)
@@ -26,22 +24,16 @@ class Elbo:
         """One draw for z1, the only latent of a VAE with one level."""
         return {"z1": (self.latent,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002 - the bound needs nothing from the server
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The bound for each example."""
         assert isinstance(model, VAE)
-        return self.evaluated(model, batch, noise)[1]
+        return self.evaluated(model, step)[1]
 
-    def evaluated(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> tuple[Tensor, Losses]:
+    def evaluated(self, model: VAE, step: Step) -> tuple[Tensor, Losses]:
         """The z that was drawn, and the bound."""
+        batch = step.batch
         posterior = model.encode(batch.x, batch.group)
-        z = posterior.sample(noise["z1"])
+        z = posterior.sample(step.noise["z1"])
         reconstruction = model.likelihood.negative_log(batch.x, model.decode(z, batch.group))
         divergence = kl_to_unit(posterior, model.prior_mean(batch.group))
         losses = Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})

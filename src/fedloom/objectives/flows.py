@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.flow import FlowVAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 
 
 @dataclass(frozen=True)
@@ -29,20 +27,13 @@ class LatentFlow:
         """A latent, and for each draw a place to start from and a time."""
         return {"z1": (self.latent,), "e": (self.draws, self.latent), "time": (self.draws, 1)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, FlowVAE)
         with torch.no_grad():
-            z = model.encode(batch.x, batch.group).sample(noise["z1"]).unsqueeze(1)
-        time, start = torch.special.ndtr(noise["time"]), noise["e"]
-        found = model.velocity((1.0 - time) * start + time * z, time, batch.group)
+            z = model.encode(step.batch.x, step.batch.group).sample(step.noise["z1"]).unsqueeze(1)
+        time, start = torch.special.ndtr(step.noise["time"]), step.noise["e"]
+        found = model.velocity((1.0 - time) * start + time * z, time, step.batch.group)
         return Losses((found - (z - start)).square().sum(dim=-1).mean(dim=-1), {})
 
 
@@ -63,21 +54,15 @@ class Refinement:
         """A latent, what is added to the mean image, and a time."""
         return {"z1": (self.latent,), "e": self.shape, "time": (1,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, FlowVAE)
+        batch = step.batch
         with torch.no_grad():
-            z = model.encode(batch.x, batch.group).sample(noise["z1"])
+            z = model.encode(batch.x, batch.group).sample(step.noise["z1"])
             mean = model.likelihood.mean(model.decode(z, batch.group))
-        time = torch.special.ndtr(noise["time"])
+        time = torch.special.ndtr(step.noise["time"])
         share = time.reshape(-1, *[1] * len(self.shape))
-        on_the_way = (1.0 - share) * (mean + self.scale * noise["e"]) + share * batch.x
+        on_the_way = (1.0 - share) * (mean + self.scale * step.noise["e"]) + share * batch.x
         output = model.refined(on_the_way, time, mean, batch.group)
         return Losses(model.likelihood.negative_log(batch.x, output), {})

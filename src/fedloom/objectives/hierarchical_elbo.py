@@ -14,13 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.gaussian import kl_divergence, kl_to_unit
 from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.ssim import dissimilarity
 
 
@@ -40,20 +38,14 @@ class HierarchicalElbo:
         """One draw for each of z1, z2 and z1_hat."""
         return {"z1": (self.latent,), "z2": (self.top_latent,), "z1_hat": (self.latent,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002 - the bound needs nothing from the server
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, HierarchicalVAE)
+        batch = step.batch
         posterior = model.encode(batch.x, batch.group)
-        z1 = posterior.sample(noise["z1"])
+        z1 = posterior.sample(step.noise["z1"])
         top_posterior = model.encode_top(z1, batch.group)
-        z2 = top_posterior.sample(noise["z2"])
+        z2 = top_posterior.sample(step.noise["z2"])
         conditional = model.decode_top(z2, batch.group)
         output = model.decode(z1, batch.group)
 
@@ -67,7 +59,7 @@ class HierarchicalElbo:
             ),
         }
         if self.second_reconstruction:
-            through_top = model.decode(conditional.sample(noise["z1_hat"]), batch.group)
+            through_top = model.decode(conditional.sample(step.noise["z1_hat"]), batch.group)
             terms["nll_top"] = model.likelihood.negative_log(batch.x, through_top)
         if self.predefined_prior:
             terms["kl"] = kl_to_unit(posterior, model.prior_mean(batch.group))

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.gaussian import kl_divergence
 from fedloom.models.labelled import ConditionalFlow, ConditionalGAN, ConditionalVAE, LinearHead
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,12 @@ class ConditionalElbo:
         """One draw of z."""
         return {"z": (self.latent,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002 - the bound needs nothing from the server
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example, with the squared error and the divergence in nats."""
         assert isinstance(model, ConditionalVAE)
+        batch = step.batch
         posterior = model.encode(batch.x, batch.y)
-        squared = (batch.x - model.decode(posterior.sample(noise["z"]), batch.y)).square().sum(dim=1)
+        squared = (batch.x - model.decode(posterior.sample(step.noise["z"]), batch.y)).square().sum(dim=1)
         divergence = kl_divergence(posterior, model.prior(batch.y))
         if self.reference_batch:
             total = squared / batch.x.shape[1] + 0.1 * self.reference_batch * divergence
@@ -74,19 +66,12 @@ class ConditionalDreams:
         """A label, a latent, and what lies between a vector and its mean."""
         return {"label": (), "z": (self.latent,), "x": (self.width,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,  # noqa: ARG002 - that is the point
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """For each dreamt example."""
         assert isinstance(model, ConditionalVAE)
-        label = drawn_labels(noise["label"], self.classes)
-        z = model.prior(label).sample(noise["z"])
-        dreamt = (model.decode(z, label) + math.sqrt(model.variance) * noise["x"]).detach()
+        label = drawn_labels(step.noise["label"], self.classes)
+        z = model.prior(label).sample(step.noise["z"])
+        dreamt = (model.decode(z, label) + math.sqrt(model.variance) * step.noise["x"]).detach()
         return Losses(-model.encode(dreamt, label).log_density(z.detach()), {})
 
 
@@ -106,21 +91,14 @@ class ConditionalAdversarial:
         """A latent and a label."""
         return {"z": (self.latent,), "label": ()}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, ConditionalGAN)
-        label = drawn_labels(noise["label"], self.classes)
-        fake = model.generate(noise["z"], label)
+        label = drawn_labels(step.noise["label"], self.classes)
+        fake = model.generate(step.noise["z"], label)
         if self.plays == "generator":
             return Losses(functional.softplus(-model.judge(fake, label)), {})
-        real = functional.softplus(-model.judge(batch.x, batch.y))
+        real = functional.softplus(-model.judge(step.batch.x, step.batch.y))
         unmasked = functional.softplus(model.judge(fake.detach(), label))
         return Losses(real + unmasked, {"real": real, "fake": unmasked})
 
@@ -137,19 +115,12 @@ class FlowMatching:
         """A place to start from, and a time."""
         return {"e": (self.width,), "time": (1,)}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example, in squares of the scale."""
         assert isinstance(model, ConditionalFlow)
-        time, start = torch.special.ndtr(noise["time"]), self.scale * noise["e"]
-        found = model.velocity((1.0 - time) * start + time * batch.x, time, batch.y)
-        return Losses((found - (batch.x - start)).square().sum(dim=1) / self.scale**2, {})
+        time, start = torch.special.ndtr(step.noise["time"]), self.scale * step.noise["e"]
+        found = model.velocity((1.0 - time) * start + time * step.batch.x, time, step.batch.y)
+        return Losses((found - (step.batch.x - start)).square().sum(dim=1) / self.scale**2, {})
 
 
 @dataclass(frozen=True)
@@ -167,17 +138,10 @@ class CrossEntropy:
         """None."""
         return {}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],  # noqa: ARG002
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, LinearHead)
-        loss = functional.cross_entropy(model.logits(batch.x), batch.y, reduction="none")
-        passed = sum(context.round > share * context.rounds for share in self.milestones)
+        loss = functional.cross_entropy(model.logits(step.batch.x), step.batch.y, reduction="none")
+        passed = sum(step.context.round > share * step.context.rounds for share in self.milestones)
         squares = 0.5 * self.decay * model.head.weight.square().sum() if self.decay else 0.0
         return Losses(0.1**passed * (loss + squares), {"cross-entropy": loss})

@@ -10,8 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
-from fedloom.objectives.base import Losses, Objective
+from fedloom.objectives.base import Losses, Objective, Step
 
 Columns = Mapping[str, Tensor]
 
@@ -24,33 +23,25 @@ class Lending(nn.Module):
         self.model = model
         self.objective = objective
 
-    def forward(self, columns: Columns, noise: Columns, received: Columns, context: RoundContext) -> Losses:
-        """The losses on a batch."""
-        return self.objective(self.model, batch_of_columns(columns), noise, received, context)
+    def forward(self, step: Step) -> Losses:
+        """The losses of a step."""
+        return self.objective(self.model, step)
 
-    def losses(
-        self, weights: Columns, columns: Columns, noise: Columns, received: Columns, context: RoundContext
-    ) -> Losses:
-        """The same with these weights, by their names in the model; those not named are its own."""
+    def losses(self, weights: Columns, step: Step) -> Losses:
+        """The losses with these weights, by their names in the model; those not named are its own."""
         lent = {f"model.{name}": tensor for name, tensor in weights.items()}
-        losses: Losses = functional_call(self, lent, (columns, noise, received, context))
+        losses: Losses = functional_call(self, lent, (step,))
         return losses
 
-    def gradients(
-        self,
-        trained: Columns,
-        others: Columns,
-        columns: Columns,
-        noise: Columns,
-        received: Columns,
-        context: RoundContext,
-    ) -> dict[str, Tensor]:
+    def gradients(self, trained: Columns, others: Columns, step: Step) -> dict[str, Tensor]:
         """Every example's gradient with respect to the trained weights, (rows, *shape)."""
 
-        def losses(weights: Columns, rows: tuple[Columns, Columns]) -> Tensor:
-            return self.losses({**others, **weights}, *rows, received, context).total
+        def losses(weights: Columns, row: tuple[Columns, Columns]) -> Tensor:
+            columns, noise = row
+            lone = Step(batch_of_columns(columns), noise, step.received, step.context)
+            return self.losses({**others, **weights}, lone).total
 
-        return lone_gradients(losses, trained, (dict(columns), dict(noise)))
+        return lone_gradients(losses, trained, (columns_of(step.batch), dict(step.noise)))
 
 
 def lone_gradients(losses: Callable[[Columns, Any], Tensor], weights: Columns, rows: Any) -> dict[str, Tensor]:

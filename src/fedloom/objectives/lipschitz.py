@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses, Objective
+from fedloom.objectives.base import Losses, Objective, Step
 
 SMALL = 1e-7
 
@@ -50,8 +48,8 @@ class Penalty(Protocol):
         """The standard normal noise that it needs for an example, by name."""
         ...
 
-    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
-        """Evaluate on a batch."""
+    def __call__(self, model: VAE, step: Step) -> Tensor:
+        """The penalty of each example of the step's batch."""
         ...
 
 
@@ -73,18 +71,11 @@ class WithPenalty:
         """What both need."""
         return {**self.objective.noise, **self.penalty.noise(self.objective.noise["z1"])}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The penalised loss for each example."""
         assert isinstance(model, VAE)
-        losses = self.objective(model, batch, noise, received, context)
-        penalty = self.penalty(model, batch, noise)
+        losses = self.objective(model, step)
+        penalty = self.penalty(model, step)
         return Losses(losses.total + self.weight * penalty, {**losses.terms, self.penalty.name: penalty})
 
 
@@ -100,10 +91,11 @@ class JacobianPenalty:
         """A second z, and where the search for the steepest direction starts."""
         return {"penalty": latent, "direction": latent}
 
-    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, model: VAE, step: Step) -> Tensor:
         """Of each example; it reaches the decoder alone."""
-        z = model.encode(batch.x, batch.group).sample(noise["penalty"]).detach()
-        direction = noise["direction"][:, : z.shape[1]]
+        batch = step.batch
+        z = model.encode(batch.x, batch.group).sample(step.noise["penalty"]).detach()
+        direction = step.noise["direction"][:, : z.shape[1]]
         steepness = stretches(_mean_image(model, batch.group), z, direction, self.iterations)
         return torch.relu(steepness - self.limit).square()
 
@@ -122,12 +114,13 @@ class AlignPenalty:
         """A second z, a place between two of them, and an order of the batch."""
         return {"penalty": latent, "between": (1,), "order": (1,)}
 
-    def __call__(self, model: VAE, batch: Batch, noise: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, model: VAE, step: Step) -> Tensor:
         """Of each example, on its way to another."""
-        z = model.encode(batch.x, batch.group).sample(noise["penalty"])
-        share = torch.special.ndtr(noise["between"])  # uniform
+        batch = step.batch
+        z = model.encode(batch.x, batch.group).sample(step.noise["penalty"])
+        share = torch.special.ndtr(step.noise["between"])  # uniform
         # Rows that are padding come last, so that no other one is sent to them.
-        order = torch.where(batch.mask > 0, noise["order"][:, 0], torch.inf).argsort()
+        order = torch.where(batch.mask > 0, step.noise["order"][:, 0], torch.inf).argsort()
         between = share * z + (1 - share) * z[order]
         pull = vjp(_mean_image(model, batch.group), between)[1]
         (gradient,) = pull(torch.ones_like(batch.x))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
 from fedloom.models.linear import LinearVAE
 from fedloom.models.vae import VAE
-from fedloom.objectives.base import Losses
+from fedloom.objectives.base import Losses, Step
 
 
 @dataclass(frozen=True)
@@ -20,17 +18,10 @@ class Evidence:
 
     noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],  # noqa: ARG002 - nothing is sampled
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """For each example."""
         assert isinstance(model, LinearVAE)
-        return Losses(model.surprise(batch.x, batch.group), {})
+        return Losses(model.surprise(step.batch.x, step.batch.group), {})
 
 
 @dataclass(frozen=True)
@@ -49,18 +40,11 @@ class Dreams:
         """For the latents and for the sample around its mean."""
         return {"dream": (self.latent,), "pixels": self.shape}
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],  # noqa: ARG002
-        context: RoundContext,  # noqa: ARG002
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """For each dreamt example."""
         assert isinstance(model, VAE)
-        mean = model.prior_mean(batch.group)
-        z = mean + noise["dream"][..., : mean.shape[-1]]
-        images = model.likelihood.mean(model.decode(z, batch.group))
-        dreamt = model.likelihood.sample(images, noise["pixels"]).detach()
-        return Losses(-model.encode(dreamt, batch.group).log_density(z), {})
+        mean = model.prior_mean(step.batch.group)
+        z = mean + step.noise["dream"][..., : mean.shape[-1]]
+        images = model.likelihood.mean(model.decode(z, step.batch.group))
+        dreamt = model.likelihood.sample(images, step.noise["pixels"]).detach()
+        return Losses(-model.encode(dreamt, step.batch.group).log_density(z), {})

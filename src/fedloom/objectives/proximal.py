@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
-from fedloom.objectives.base import Losses, Objective
+from fedloom.objectives.base import Losses, Objective, Step
 
 
 @dataclass(frozen=True)
@@ -28,16 +26,10 @@ class Proximal:
         """That of the objective."""
         return self.objective.noise
 
-    def __call__(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        noise: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        context: RoundContext,
-    ) -> Losses:
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example: its mean over a batch has the gradient weight * (w - w_received) more."""
-        losses = self.objective(model, batch, noise, received, context)
+        losses = self.objective(model, step)
+        received = step.received
         squares = [(p - received[name]).square().sum() for name, p in model.named_parameters() if name in received]
         distance = torch.stack(squares).sum() if squares else losses.total.new_zeros(())
         return Losses(
