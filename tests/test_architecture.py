@@ -16,6 +16,7 @@ import fedloom
 SOURCE = Path(fedloom.__file__).parent
 LAYERS = (  # a room may import the rooms above it in this list
     {"errors"},
+    {"registry"},
     {"config", "streams"},
     {"federation", "backbones"},
     {"models", "objectives", "sharing", "privacy"},

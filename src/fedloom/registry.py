@@ -1,0 +1,152 @@
+"""What people choose by name: values of this package, and those of plug-ins, which other packages bring.
+
+A plug-in is an entry point of a group such as ``fedloom.methods``, or is named by its import path,
+``package.module:VALUE``. Nothing of it is imported until it is asked for, nor where only some packages are allowed and
+its own is not among them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import Distribution, distribution, entry_points, packages_distributions
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from fedloom.errors import ConfigError, FedloomWarning, unknown
+
+T = TypeVar("T")
+HOUSE = "fedloom"  # the package that a value comes from, where no plug-in brings it
+IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
+
+
+class NotAllowedError(ConfigError):
+    """A plug-in is asked for whose package, in this version, is not among those that are allowed."""
+
+
+_allowed: frozenset[str] | None = None  # packages as "name==version"; None: all
+
+
+def allow_only(packages: frozenset[str] | None) -> None:
+    """From now on, in all of this process, plug-ins of no other packages are imported; None allows all."""
+    global _allowed  # and no context variable, which threads would escape
+    _allowed = packages
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Where a plug-in's value is found, and the packages, as ``name==version``, that its module belongs to."""
+
+    path: str  # package.module:VALUE
+    packages: tuple[str, ...]  # none: a module that no installed package brings
+
+    @property
+    def origin(self) -> str:
+        """Its packages in words."""
+        return " and ".join(self.packages) or "no installed package"
+
+    def load(self, title: str) -> object:
+        """Import it, if its packages are allowed; ``title`` is what sentences call it."""
+        if _allowed is not None and not (self.packages and _allowed.issuperset(self.packages)):
+            listed = ", ".join(sorted(_allowed)) or "none"
+            raise NotAllowedError(f"{title} comes from {self.origin}, which is not allowed here (allowed: {listed})")
+        module, _, value = self.path.partition(":")
+        try:
+            return getattr(importlib.import_module(module), value)
+        except Exception as error:  # a foreign module may raise anything while it is imported
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"{title} of {self.origin} cannot be imported from '{self.path}' ({reason})") from error
+
+
+class Registry(Generic[T]):
+    """Values of one kind by name.
+
+    ``noun`` is what sentences call one, ``group`` the entry points' name for them, ``kind`` the type of a value.
+    """
+
+    def __init__(self, noun: str, group: str, kind: type[T], own: Callable[[], Mapping[str, T]]) -> None:
+        self.noun, self.group, self.kind, self._find = noun, group, kind, own
+
+    @cached_property
+    def own(self) -> Mapping[str, T]:
+        """Those of this package."""
+        return self._find()
+
+    def __iter__(self) -> Iterator[str]:
+        """All names, those of plug-ins last; no plug-in is imported."""
+        return iter(dict.fromkeys((*self.own, *_installed(self.group))))
+
+    def __getitem__(self, name: str) -> T:
+        """The value of that name or import path."""
+        plugins = _installed(self.group).get(name, ())
+        origins = [HOUSE] * (name in self.own) + [plugin.origin for plugin in plugins]
+        if len(origins) > 1:
+            raise ConfigError(f"{self.noun} '{name}' comes from {' and from '.join(origins)}; uninstall one of them")
+        if name in self.own:
+            return self.own[name]
+        if not plugins and not IMPORT_PATH.fullmatch(name):
+            raise ConfigError(unknown(self.noun, name, self))
+        plugin = plugins[0] if plugins else Plugin(name, _packages_of(name))
+        value = plugin.load(f"{self.noun} '{name}'")
+        if not isinstance(value, self.kind):
+            raise ConfigError(
+                f"{self.noun} '{name}' of {plugin.origin} is a {type(value).__name__}, not a {self.kind.__name__}"
+            )
+        if plugins and (itself := getattr(value, "name", name)) != name:
+            raise ConfigError(f"{self.noun} '{name}' of {plugin.origin} calls itself '{itself}'; give it one name")
+        return value
+
+    def get(self, name: str, field: str) -> T:
+        """The value of that name; complaints begin with the field that asks for it."""
+        try:
+            return self[name]
+        except NotAllowedError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"{field}: {error}") from error
+
+    def origin(self, name: str) -> str:
+        """The package that a name comes from, with its version where that is a plug-in."""
+        if name in self.own:
+            return HOUSE
+        return " and ".join(plugin.origin for plugin in _installed(self.group).get(name, ()))
+
+    def listed(self) -> Iterator[tuple[str, T]]:
+        """Every name with its value; a warning for a plug-in that is broken."""
+        for name in self:
+            try:
+                yield name, self[name]
+            except ConfigError as error:
+                warnings.warn(str(error), FedloomWarning, stacklevel=2)
+
+
+def values_in(room: ModuleType, attribute: str) -> dict[str, Any]:
+    """By its ``name``, the value that each module of a package gives ``attribute``; adding one is adding a file."""
+    modules = (importlib.import_module(f"{room.__name__}.{info.name}") for info in pkgutil.iter_modules(room.__path__))
+    values = [getattr(module, attribute) for module in modules if hasattr(module, attribute)]
+    return {value.name: value for value in values}
+
+
+@cache
+def _installed(group: str) -> Mapping[str, tuple[Plugin, ...]]:
+    """The plug-ins of a group by name; several of one name are a mistake that shows when one of them is asked for."""
+    found: dict[str, tuple[Plugin, ...]] = {}
+    for point in entry_points(group=group):
+        plugin = Plugin(point.value, (_pinned(point.dist),) if point.dist else ())
+        found[point.name] = (*found.get(point.name, ()), plugin)
+    return found
+
+
+def _packages_of(path: str) -> tuple[str, ...]:
+    """The installed packages that bring the first part of an import path."""
+    names = packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
+    return tuple(_pinned(distribution(name)) for name in sorted(set(names)))
+
+
+def _pinned(package: Distribution) -> str:
+    return f"{re.sub(r'[-_.]+', '-', package.name).lower()}=={package.version}"
