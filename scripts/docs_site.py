@@ -26,8 +26,9 @@ from mkdocs.structure.pages import Page
 import fedloom
 from fedloom.cli import app
 from fedloom.cli.catalogue import LISTINGS, Kind
-from fedloom.config import Config, preset_names
+from fedloom.config import Config
 from fedloom.methods.base import recipes
+from fedloom.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.

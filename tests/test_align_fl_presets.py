@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.config import Config, load_config, preset_names
+from fedloom.config import Config, load_config
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, ServerState, Setting, make_method
 from fedloom.methods.distil import Distil
@@ -17,6 +17,7 @@ from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.lipschitz import WithPenalty
 from fedloom.objectives.proximal import Proximal
+from fedloom.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "papers/align-fl/README.md"

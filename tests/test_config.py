@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.config import Config, DataConfig, EngineConfig, MethodConfig, load_config, override, parse, preset_names
+from fedloom.config import Config, DataConfig, EngineConfig, MethodConfig, load_config, override, parse
 from fedloom.errors import ConfigError
+from fedloom.presets import preset_names
 
 
 def file_with(folder: Path, text: str) -> Path:

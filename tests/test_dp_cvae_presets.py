@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedloom.config import Config, load_config, preset_names
+from fedloom.config import Config, load_config
 from fedloom.evaluation.suite import METRICS
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Setting, make_method
+from fedloom.presets import preset_names
 
 OURS = sorted(name for name in preset_names() if name.startswith("dp-cvae/"))
 FEDERATIONS = ("ct-iid", "ct-dirichlet", "camelyon17", "cifar10-iid", "cifar10-dirichlet")

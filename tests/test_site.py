@@ -18,9 +18,10 @@ from mkdocs.config import load_config
 import fedloom
 from documentation import COMMAND, ROOT
 from fedloom.cli.catalogue import LISTINGS, Kind
-from fedloom.config import Config, preset_names
+from fedloom.config import Config
 from fedloom.evaluation.suite import METRICS
 from fedloom.methods.base import recipes
+from fedloom.presets import preset_names
 
 
 @pytest.fixture(scope="module")

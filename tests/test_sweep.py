@@ -11,11 +11,11 @@ from torch import Tensor
 
 from engines.killing import sweep_until_killed
 from fedloom import sweep
-from fedloom.config import preset_names
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Life, Observer
 from fedloom.federation.records import Federation, Records, Silo
+from fedloom.presets import preset_names
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fedloom.errors import ConfigError, unknown
+from fedloom.presets import layered, read_settings
 
 T = TypeVar("T")
 
@@ -365,15 +366,6 @@ def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> dict[str
     return tree
 
 
-PRESETS = Path(__file__).parent / "presets"
-LISTED_BY = "'fedloom list presets' names them"  # too many for a sentence
-
-
-def preset_names() -> list[str]:
-    """The names of the presets that ship with the package, such as ``demo``."""
-    return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
-
-
 def load_config(
     source: str | Path, assignments: Sequence[str] = (), changes: Mapping[str, Any] | None = None
 ) -> Config:
@@ -381,35 +373,4 @@ def load_config(
 
     ``changes`` are nested as in TOML and count as those of a file that extends the source.
     """
-    path = Path(source)
-    if path.suffix != ".toml":
-        if str(source) not in preset_names():
-            raise ConfigError(unknown("preset", str(source), preset_names(), LISTED_BY) + "; a file must end in .toml")
-        path = PRESETS / f"{source}.toml"
-    return parse(Config, override(_layered(_read(path), changes or {}), assignments))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A file's settings on top of those of the preset that it ``extends``."""
-    try:
-        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if (base := mapping.pop("extends", None)) is None:
-        return mapping
-    if base not in preset_names() or PRESETS / f"{base}.toml" == path:
-        raise ConfigError(f"{path}: extends: " + unknown("preset", str(base), preset_names(), LISTED_BY))
-    return _layered(_read(PRESETS / f"{base}.toml"), mapping)
-
-
-def _layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key, except that another method takes none of the options of the one below."""
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        replaced = key == "method" and isinstance(value, Mapping) and "name" in value
-        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
-        merged[key] = _layered(typing.cast("Mapping[str, Any]", under), value) if tables else value
-    return merged
+    return parse(Config, override(layered(read_settings(source), changes or {}), assignments))

@@ -21,8 +21,8 @@ from rich.console import Console
 
 import fedloom as package
 from fedloom.cli import catalogue
-from fedloom.config import preset_names
 from fedloom.errors import FedloomWarning
+from fedloom.presets import preset_names
 from support import assert_same_run
 
 Command = Callable[..., Result]
@@ -57,7 +57,7 @@ def test_list_names_each_thing_with_a_summary(fedloom: Command, kind: str, name:
     assert line.split(maxsplit=1)[1].strip() == summary
 
 
-def test_every_preset_has_a_leading_comment(fedloom: Command) -> None:
+def test_every_preset_is_listed_with_a_line_about_it(fedloom: Command) -> None:
     found = json.loads(fedloom("list", "presets", "--json").stdout)
     assert list(found) == preset_names()
     assert all(found.values())

@@ -7,8 +7,9 @@ from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fedloom.config import PrivacyConfig, load_config, preset_names
+from fedloom.config import PrivacyConfig, load_config
 from fedloom.methods.base import recipes
+from fedloom.presets import preset_names
 
 NAMES = re.compile(r"`([^`]+)`")
 PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import typer
 from rich.padding import Padding
 
 from fedloom.cli.output import Json, say, show, show_json, table
-from fedloom.config import PRESETS, preset_names
+from fedloom.presets import about_preset, preset_names
 
 LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
 
@@ -35,13 +35,7 @@ def _methods() -> dict[str, str]:
 
 
 def _presets() -> dict[str, str]:
-    return {name: _leading_comment((PRESETS / f"{name}.toml").read_text(encoding="utf-8")) for name in preset_names()}
-
-
-def _leading_comment(text: str) -> str:
-    """The first line of a preset, if it is a comment."""
-    line, _, _ = text.partition("\n")
-    return line.removeprefix("#").strip() if line.startswith("#") else ""
+    return {name: about_preset(name) for name in preset_names()}
 
 
 def _datasets() -> dict[str, str]:

@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fedloom.config import preset_names
 from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.presets import preset_names
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Overrides = Annotated[

@@ -1,0 +1,96 @@
+"""Experiments by name, and how the files that declare them are read.
+
+A file holds what differs from the preset that it ``extends``, and ``about``, a line for people. A file with ``rows``
+is a table: each row is a preset of its own, ``<file>/<row>``, or ``<file>/<base>/<row>`` for every base if the file has
+``bases``. What else such a file holds is common to all of them, with the base's settings on top, and the row's on top
+of both. A row that extends ``./other`` goes on from another row, of the same base.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import ConfigError, unknown
+
+FOLDER = Path(__file__).parent
+LISTED_BY = "'fedloom list presets' names them"  # too many for a sentence
+
+Settings = dict[str, Any]
+
+
+def preset_names() -> list[str]:
+    """The names of the presets that ship with the package, such as ``demo``."""
+    return sorted(_declarations())
+
+
+def about_preset(name: str) -> str:
+    """A line about a preset."""
+    return str(_declarations()[name]["about"])
+
+
+def read_settings(source: str | Path) -> Settings:
+    """All that a preset, by its name, or a TOML file, by its path, sets or has from the presets that it extends."""
+    if Path(source).suffix == ".toml":
+        return _extended(_parsed(Path(source)), str(source))
+    name = str(source)
+    if name not in _declarations():
+        raise ConfigError(unknown("preset", name, preset_names(), LISTED_BY) + "; a file must end in .toml")
+    return _extended(_declarations()[name], name)
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
+    """Tables are merged key by key, except that another method takes none of the options of the one below."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        replaced = key == "method" and isinstance(value, Mapping) and "name" in value
+        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
+        merged[key] = layered(under, value) if tables else value  # type: ignore[arg-type]
+    return merged
+
+
+@cache
+def _declarations() -> dict[str, Settings]:
+    """Every preset as its file declares it."""
+    files = ((path.relative_to(FOLDER).with_suffix("").as_posix(), path) for path in FOLDER.rglob("*.toml"))
+    return {name: settings for file, path in files for name, settings in _declared(file, _parsed(path))}
+
+
+def _declared(file: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """The presets of one file by their names; each names its run after itself, unless it says otherwise."""
+    rows: Settings = settings.pop("rows", {"": {}})
+    bases: Settings = settings.pop("bases", {"": {}})
+    for base, row in product(bases, rows):
+        layers = (settings, bases[base], rows[row])
+        folder = "/".join(filter(None, (file, base)))
+        name = "/".join(filter(None, (folder, row)))
+        declared = {"name": name.replace("/", "-"), **layered(layered(*layers[:2]), layers[2])}
+        if (other := declared.get("extends", "")).startswith("./"):
+            declared["extends"] = folder + other.removeprefix(".")
+        titles, last = [layer["about"] for layer in layers[:2] if "about" in layer], rows[row].get("about")
+        declared["about"] = ": ".join(filter(None, (", ".join(titles), last)))
+        yield name, declared
+
+
+def _extended(settings: Settings, origin: str) -> Settings:
+    """Settings on top of those of the preset that they extend."""
+    own = {key: value for key, value in settings.items() if key not in ("extends", "about")}
+    if (base := settings.get("extends")) is None:
+        return own
+    if base not in _declarations():
+        raise ConfigError(f"{origin}: extends: " + unknown("preset", str(base), preset_names(), LISTED_BY))
+    return layered(_extended(_declarations()[base], base), own)
+
+
+def _parsed(path: Path) -> Settings:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
