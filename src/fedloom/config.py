@@ -53,6 +53,10 @@ def all_positive() -> dict[str, Any]:
     }
 
 
+# Field metadata: a setting that came later. Where it has its default, an experiment is the one that it was before.
+LATER: dict[str, Any] = {"later": True}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParticipationConfig:
     """Which silos take part in a round: each by a coin of its own, or a fixed share of them."""
@@ -168,8 +172,15 @@ class LocalConfig:
     epochs: int = field(default=5, metadata=at_least(1))  # of a round, over the silo's own records
     steps: int = field(default=0, metadata=at_least(0))  # of a round; 0: as many as the epochs take
     batch_size: int = field(default=32, metadata=at_least(1))  # records of a step; under DP-SGD expected
-    optimizer: Literal["adam", "sgd"] = "adam"  # of each phase, where the method has none of its own
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"  # of each phase, where the method has none of its own
     learning_rate: float = field(default=1e-3, metadata=above(0))  # of that optimiser
+    # Of the rate, round by round: it stays, or falls to nothing by half a cosine; before that it rises for some rounds.
+    schedule: Literal["constant", "cosine"] = field(default="constant", metadata=LATER)
+    warmup: int = field(default=0, metadata=at_least(0) | LATER)  # rounds in which the rate rises to its full height
+    momentum: float = field(default=0.0, metadata=share() | LATER)  # of "sgd"
+    weight_decay: float = field(default=0.0, metadata=at_least(0) | LATER)  # of "sgd", and apart from moments "adamw"
+    # The norm to which a longer gradient of a step is shortened; 0: none. Under DP-SGD after noise, at no cost.
+    clip_norm: float = field(default=0.0, metadata=at_least(0) | LATER)
     keep_optimizer: bool = False  # its moments stay at the silo from round to round
     # Centralised layout only: "paper" trains local.epochs a round; "matched" as often as the federated run would
     # update in expectation, participation.rate * local.epochs epochs a round.
@@ -178,7 +189,7 @@ class LocalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What the server does with the updates; all settings but ``step`` are for distillation."""
+    """What the server does with the updates; all settings but ``step`` and ``averaging`` are for distillation."""
 
     # "mean": average by scope. "distil": train on samples of the decoders that silos send. "mean+distil": both, on
     # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
@@ -198,6 +209,8 @@ class ServerConfig:
     learning_rate: float = field(default=1e-3, metadata=above(0))  # of the server's Adam
     keep_optimizer: bool = False  # its moments stay from round to round
     patience: int = field(default=10, metadata=at_least(1))  # rounds of silence after which a silo is warned of
+    # Samples are of a running mean of the server's weights over the rounds, whose past counts so much; 0: the newest.
+    averaging: float = field(default=0.0, metadata=share() | LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,11 +286,21 @@ class Config:
         """What identifies the experiment: a hash over everything but its name, where it runs and whence its noise."""
         tree = self.to_mapping()
         del tree["engine"], tree["name"], tree["privacy"]["noise"]
+        _leave_out_later_defaults(self, tree)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def digest_without_seed(self) -> str:
         """The same for all repetitions of an experiment with other seeds."""
         return replace(self, seed=0).digest()
+
+
+def _leave_out_later_defaults(settings: Any, tree: dict[str, Any]) -> None:
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if is_dataclass(value) and each.name in tree and each.name != "method":
+            _leave_out_later_defaults(value, tree[each.name])
+        elif "later" in each.metadata and value == each.default:
+            del tree[each.name]
 
 
 def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequence[str] = ()) -> T:

@@ -213,6 +213,9 @@ def assert_same_rounds(
     assert our_state.server.blocks.keys() == state.server.blocks.keys()
     for key, tensors in state.server.blocks.items():
         assert_alike(our_state.server.blocks[key], tensors, start.server.blocks.get(key, {}), tolerance)
+    assert our_state.server.averages.keys() == state.server.averages.keys()
+    for key, tensors in state.server.averages.items():
+        assert_alike(our_state.server.averages[key], tensors, start.server.blocks.get(key, {}), tolerance)
     assert our_state.silos.keys() == state.silos.keys()
     for silo, kept in state.silos.items():
         before = start.silos.get(silo, SiloState()).tensors

@@ -199,7 +199,7 @@ def conclude(
     if lesson is not None:
         assert school is not None, "a server that learns needs somewhere to do so"
         server, terms = after_lesson(method, server, lesson, school.teach(lesson))
-    return settled(state, context, server, results, terms)
+    return settled(method, state, context, server, results, terms)
 
 
 def stepped(
@@ -238,6 +238,7 @@ def seen_by_server(method: Method, updates: list[Update]) -> list[Update]:
 
 
 def settled(
+    method: Method,
     state: FederationState,
     context: RoundContext,
     server: ServerState,
@@ -254,4 +255,5 @@ def settled(
         for name, value in result.terms.items():
             terms[name] = terms.get(name, 0.0) + value * result.steps / steps
     report = RoundReport(context, tuple(result.egress for result in results), {**terms, **server_terms}, steps)
+    server = server.averaged(state.server.averages, method.averaging)
     return replace(state, round=context.round, server=server, silos=silos), report

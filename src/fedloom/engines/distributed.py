@@ -52,6 +52,8 @@ def _problems_of(
         yield f"a silo takes {steps} steps in a round; set local.steps = 1"
     if phase.optimizer.name != "sgd":
         yield f"the steps of '{phase.optimizer.name}' are not proportional to the sum; set local.optimizer = 'sgd'"
+    if phase.optimizer.clip_norm:
+        yield f"local.clip_norm = {phase.optimizer.clip_norm:g} shortens each silo's step by itself; set 0"
     for block, rule in method.plan.blocks.items():
         if rule.scope not in (Scope.GLOBAL, Scope.SERVER):
             yield f"block '{block}' has scope '{rule.scope}', not 'global': more than the sum depends on records"

@@ -12,8 +12,9 @@ from torch.func import vmap
 from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Precision, StackedOptimizer, WatchedContext, evaluation, laid_out
+from fedloom.engines.fused_step import Precision, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import Trial
+from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import fresh_blocks, unchanged
@@ -38,7 +39,7 @@ class StackProgram:
         self._received = {n: torch.zeros_like(t) for n, t in self.weights.items() if sent and n.startswith(sent)}
         phases = self._phases
         self._optimizers = [
-            StackedOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients}, compiled)
+            LocalOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients}, compiled)
             for phase, trial in zip(phases, trials, strict=True)
         ]
         self._trained = [tuple(trial.gradients) for trial in trials]
@@ -57,6 +58,8 @@ class StackProgram:
     def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:  # noqa: ARG002 - nothing is hidden
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
         self._context = WatchedContext(context)
+        for optimizer in self._optimizers:
+            optimizer.begin(context)
 
     def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
         """What the members of a chunk do in a round."""

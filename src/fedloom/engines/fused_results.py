@@ -132,7 +132,7 @@ class RunRound:
         if taught is not None:
             assert self.lesson is not None
             server, terms = after_lesson(self._trainer.method, server, self.lesson, taught)
-        return settled(self.job.state, self.job.context, server, self.results, terms)
+        return settled(self._trainer.method, self.job.state, self.job.context, server, self.results, terms)
 
     def _result(self, place: Place, weights: Tensors) -> Result:
         """The update passes the egress guard."""

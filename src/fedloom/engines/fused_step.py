@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.optim.adam import adam
 
 from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack
+from fedloom.engines.optimizers import many_programs
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import OptimizerPlan, Phase
+from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns
 from fedloom.privacy.per_example import Watch
@@ -23,8 +23,6 @@ from fedloom.sharing.plan import Tensors
 P = ParamSpec("P")
 R = TypeVar("R")
 Precision = Literal["float32", "tf32", "bf16"]
-ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-EPSILON = 1e-8
 
 
 class WatchedContext:
@@ -131,16 +129,10 @@ def quickened(function: Callable[P, R]) -> Callable[P, R]:
     fast = torch.compile(function, dynamic=False)
 
     def quick(*arguments: P.args, **named: P.kwargs) -> R:
-        with _many_programs():
+        with many_programs():
             return fast(*arguments, **named)
 
     return quick
-
-
-def _many_programs() -> AbstractContextManager[Any]:
-    """Each phase of each stack is a program of its own, but the compiler counts them as one that keeps changing."""
-    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(recompile_limit=256)
-    return patch
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
@@ -171,98 +163,3 @@ def laid_out(like: Tensor, silos: int) -> Tensor:
     part = torch.empty_like(like)  # keeps dense strides, replaces others
     strides = (part.numel(), *part.stride())
     return torch.empty_strided((silos, *part.shape), strides, dtype=part.dtype, device=part.device).zero_()
-
-
-def adam_of_stack(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    counts: Tensor,
-    rate: float,
-    betas: tuple[float, float],
-) -> None:
-    """Adam in place, with one count of steps for each silo or for all: compiled, a single pass over the memory."""
-    counts += 1
-    correction_first, correction_second = 1 - betas[0] ** counts, 1 - betas[1] ** counts
-    for parameter, gradient, m, v in zip(parameters, gradients, first, second, strict=True):
-        column = (-1, *[1] * (parameter.dim() - 1))
-        m.lerp_(gradient, 1 - betas[0])
-        v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-        deviation = (v / correction_second.reshape(column)).sqrt() + EPSILON
-        parameter.sub_(rate * (m / correction_first.reshape(column)) / deviation)
-
-
-class StackedOptimizer:
-    """A phase's optimiser for all silos of a stack."""
-
-    def __init__(self, plan: OptimizerPlan, parameters: Mapping[str, Tensor], compiled: bool = False) -> None:
-        self._plan, self._parameters = plan, parameters
-        silos, device = next(iter(parameters.values())).shape[0], next(iter(parameters.values())).device
-        kinds = ADAM_MOMENTS if plan.name == "adam" else ()
-        self.moments = {kind: {n: torch.zeros_like(p) for n, p in parameters.items()} for kind in kinds}
-        # Silos that begin afresh every round count alike; those that keep their moments have counts of their own.
-        self._counts = torch.zeros(len(parameters), silos if plan.keep else 1, device=device)
-        self._compiled_adam = torch.compile(adam_of_stack, dynamic=False) if compiled else None
-
-    def reset(self) -> None:
-        """As before the first step."""
-        for tensors in self.moments.values():
-            torch._foreach_zero_(list(tensors.values()))
-        self._counts.zero_()
-
-    def load(self, position: int, kept: Mapping[str, Tensor]) -> None:
-        """Take over what a silo kept: parameter/moment -> value."""
-        for number, name in enumerate(self._parameters):
-            for kind, tensors in self.moments.items():
-                tensors[name][position] = kept[f"{name}/{kind}"]
-            if self.moments:
-                self._counts[number, position] = kept[f"{name}/step"]
-
-    def kept(self, silos: int) -> dict[str, Tensor]:
-        """What the first ``silos`` silos keep, by parameter/moment, on the host."""
-        found = {f"{n}/{k}": t[:silos].cpu() for k, tensors in self.moments.items() for n, t in tensors.items()}
-        if self.moments:
-            found |= {f"{n}/step": self._counts[i, :silos].cpu() for i, n in enumerate(self._parameters)}
-        return found
-
-    @torch.no_grad()
-    def step(self, silos: int, gradients: Sequence[Tensor]) -> None:
-        """Move the parameters of the first ``silos`` silos."""
-        lists = [[p[:silos] for p in self._parameters.values()], list(gradients)]
-        lists += [[t[:silos] for t in tensors.values()] for tensors in self.moments.values()]
-        if self._compiled_adam is not None and self.moments:
-            steps = self._counts[0, :silos] if self._plan.keep else self._counts[0]
-            rate, betas = self._plan.learning_rate, self._plan.betas
-            with _many_programs():
-                self._compiled_adam(lists[0], lists[1], lists[2], lists[3], steps, rate, betas)
-            self._counts[1:] = self._counts[0]
-            return
-        counts = list(self._counts[:, 0])
-        if self._plan.keep or silos == 1:
-            lists = [[row for tensor in tensors for row in tensor] for tensors in lists]
-            counts = [count for row in self._counts for count in row[:silos]]
-        parameters = lists[0]
-        gradients = [
-            g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-            for p, g in zip(parameters, lists[1], strict=True)
-        ]
-        if self._plan.name == "sgd":
-            torch._foreach_add_(parameters, gradients, alpha=-self._plan.learning_rate)
-            return
-        adam(
-            parameters,
-            gradients,
-            exp_avgs=lists[2],
-            exp_avg_sqs=lists[3],
-            max_exp_avg_sqs=[],
-            state_steps=counts,
-            fused=True,
-            amsgrad=False,
-            beta1=self._plan.betas[0],
-            beta2=self._plan.betas[1],
-            lr=self._plan.learning_rate,
-            weight_decay=0.0,
-            eps=EPSILON,
-            maximize=False,
-        )

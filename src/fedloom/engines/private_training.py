@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -42,7 +42,11 @@ class Learner:
 
     phase: Phase
     parameters: Mapping[str, nn.Parameter]
-    optimizer: LocalOptimizer
+    optimizer: LocalOptimizer  # of a stack of one silo
+
+    def step(self, gradients: Iterable[Tensor]) -> None:
+        """Move the parameters, given one gradient for each."""
+        self.optimizer.step(1, [gradient.unsqueeze(0) for gradient in gradients])
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +140,7 @@ class PrivateTraining:
         secret = mechanism.draw(learner.parameters, self.randomness, moment)
         gradients, following = mechanism.release(total_of(sums), secret)
         self.bounds[phase.name] = following
-        learner.optimizer.step([gradients[name] for name in learner.parameters])
+        learner.step(gradients[name] for name in learner.parameters)
         return {name: total / max(before, 1) for name, total in terms.items()}
 
     def _clipped(self, look: _Look, step: Step) -> tuple[ClippedSum, Tensors]:

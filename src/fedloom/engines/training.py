@@ -90,7 +90,7 @@ class Trainer:
         model = self._model(site)
         model.load_state_dict(self._starting_weights(task, model))
         received = {name: tensor.clone() for name, tensor in task.received.items()}
-        learners = [self._learner(phase, model, task.state) for phase in self.method.phases]
+        learners = [self._learner(phase, model, task.context, task.state) for phase in self.method.phases]
         bounds = _under(BOUND, task.state.tensors)
         self._pretrain(silo, task, model, received, bounds)
 
@@ -175,7 +175,9 @@ class Trainer:
             mechanism=self.privacy[task.silo].pretraining_mechanism,
             step_limit=self.config.privacy.pretraining,
         )
-        learners = [self._learner(phase, model, SiloState()) for phase in pretraining_phases(self.method)]
+        learners = [
+            self._learner(phase, model, before.context, SiloState()) for phase in pretraining_phases(self.method)
+        ]
         for _ in self._steps(silo, before, model, learners, received, bounds):
             pass
 
@@ -185,7 +187,7 @@ class Trainer:
         losses = phase.objective(model, step)
         mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
         parameters = list(learner.parameters.values())
-        learner.optimizer.step(mechanism.gradients(losses.total, step.batch.mask, parameters))
+        learner.step(mechanism.gradients(losses.total, step.batch.mask, parameters))
         rows = step.batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * step.batch.mask).sum() / rows for name, term in terms.items()}
@@ -220,15 +222,13 @@ class Trainer:
             weights = {**fresh, **weights}
         return weights
 
-    def _learner(self, phase: Phase, model: nn.Module, state: SiloState) -> Learner:
+    def _learner(self, phase: Phase, model: nn.Module, context: RoundContext, state: SiloState) -> Learner:
         """A phase with its optimiser, and its old moments where the phase keeps them."""
         named = parameters_of(phase, model)
-        optimizer = LocalOptimizer(phase.optimizer, list(named.values()))
-        for name, parameter in named.items():
-            prefix = f"{OPTIMIZER}{phase.name}/{name}/"
-            moments = _under(prefix, state.tensors)
-            if moments:
-                optimizer.state[parameter].update(moments)
+        optimizer = LocalOptimizer(phase.optimizer, {n: p.detach().unsqueeze(0) for n, p in named.items()})
+        optimizer.begin(context)
+        if moments := _under(f"{OPTIMIZER}{phase.name}/", state.tensors):
+            optimizer.load(0, moments)
         return Learner(phase, named, optimizer)
 
     def _kept(self, task: Task, model: nn.Module, learners: list[Learner], bounds: Tensors) -> SiloState:
@@ -237,9 +237,8 @@ class Trainer:
         tensors = {MODEL + n: t.clone() for n, t in model.state_dict().items() if private and n.startswith(private)}
         for learner in learners:
             if learner.phase.optimizer.keep:
-                for name, parameter in learner.parameters.items():
-                    for key, value in learner.optimizer.state[parameter].items():
-                        tensors[f"{OPTIMIZER}{learner.phase.name}/{name}/{key}"] = value.clone()
+                moments = learner.optimizer.kept(1)
+                tensors |= {f"{OPTIMIZER}{learner.phase.name}/{name}": t[0].clone() for name, t in moments.items()}
         if task.mechanism is not None and task.mechanism.clipping.share:  # a bound that is searched for
             tensors |= {BOUND + name: bound for name, bound in bounds.items()}
         return SiloState(tensors)

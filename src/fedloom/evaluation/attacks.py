@@ -168,7 +168,7 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
     federation, method = evaluation.real.federation, evaluation.generator.method
     if not method.pathways:  # it classifies
         return []
-    step, blocks = method.server_step, evaluation.generator.server.blocks
+    step, blocks = method.server_step, evaluation.generator.server.sampled
     silos = step.method if isinstance(step, Distil) else method
     places = [("group", "server", method, method.generating)]
     if silos is not method and method.server_plan is not None:  # otherwise the average is the server's own

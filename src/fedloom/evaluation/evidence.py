@@ -238,7 +238,7 @@ class Evaluation:
         method = self.generator.method
         model = method.build(site)
         plan = method.generating if site.name == "server" else method.plan
-        state = {**plan.join(self.generator.server.blocks, site), **kept}
+        state = {**plan.join(self.generator.server.sampled, site), **kept}
         if set(model.state_dict()) - set(state):
             return None
         model.load_state_dict(state)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from torch import Tensor
+
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.training import MODEL
 from fedloom.federation.records import Federation
 from fedloom.methods.base import ServerState
-from fedloom.runs.checkpoint import BLOCKS, MEMORY, Checkpoint
+from fedloom.runs.checkpoint import AVERAGES, BLOCKS, MEMORY, Checkpoint
 from fedloom.sharing.plan import BlockKey, Tensors
 
 
@@ -18,6 +20,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     """What is kept of a state after a round in which these silos took part."""
     server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
+    server |= {f"{AVERAGES}{k}/{n}": t for k, part in state.server.averages.items() for n, t in part.items()}
     server |= {f"{MEMORY}{name}": tensor for name, tensor in state.server.memory.items()}
     facts = {
         "config": config.digest(),
@@ -36,15 +39,17 @@ def checkpoint_of(
 
 def server_state(checkpoint: Checkpoint) -> ServerState:
     """The server's part of a checkpoint."""
+    memory = {n.removeprefix(MEMORY): t for n, t in checkpoint.server.items() if n.startswith(MEMORY)}
+    return ServerState(_blocks(BLOCKS, checkpoint.server), memory, _blocks(AVERAGES, checkpoint.server))
+
+
+def _blocks(prefix: str, tensors: Mapping[str, Tensor]) -> dict[BlockKey, Tensors]:
     blocks: dict[BlockKey, Tensors] = {}
-    memory: Tensors = {}
-    for name, tensor in checkpoint.server.items():
-        if name.startswith(MEMORY):
-            memory[name.removeprefix(MEMORY)] = tensor
-        else:
-            key, _, parameter = name.removeprefix(BLOCKS).rpartition("/")
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            key, _, parameter = name.removeprefix(prefix).rpartition("/")
             blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
-    return ServerState(blocks, memory)
+    return blocks
 
 
 def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:

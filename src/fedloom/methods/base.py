@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -31,15 +32,47 @@ from fedloom.streams import Streams
 class OptimizerPlan:
     """How a phase's parameters move."""
 
-    name: Literal["adam", "sgd"] = "adam"
+    name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     keep: bool = False  # whether its state survives from round to round
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0  # of a step's gradient, over all parameters of the phase; 0: no bound
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: int = 0  # rounds
 
     @classmethod
     def of(cls, local: LocalConfig) -> OptimizerPlan:
         """As the configuration's ``local`` section says."""
-        return cls(local.optimizer, local.learning_rate, keep=local.keep_optimizer)
+        if local.momentum and local.optimizer != "sgd":
+            raise ConfigError(f"local.momentum = {local.momentum:g} needs local.optimizer = 'sgd'")
+        if local.weight_decay and local.optimizer == "adam":
+            raise ConfigError(f"local.weight_decay = {local.weight_decay:g} needs local.optimizer = 'adamw' or 'sgd'")
+        return cls(
+            local.optimizer,
+            local.learning_rate,
+            keep=local.keep_optimizer,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
+            schedule=local.schedule,
+            warmup=local.warmup,
+        )
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether its rate is another in some rounds."""
+        return self.schedule != "constant" or self.warmup > 0
+
+    def rate(self, context: RoundContext) -> float:
+        """The learning rate of a round, by the round's public number alone: whoever resumes has the same."""
+        if context.round <= self.warmup:
+            return self.learning_rate * max(context.round, 1) / self.warmup
+        if self.schedule == "constant":
+            return self.learning_rate
+        past = max(context.round - 1 - self.warmup, 0) / (context.rounds - self.warmup)
+        return self.learning_rate * (1 + math.cos(math.pi * past)) / 2
 
 
 @dataclass(frozen=True)
@@ -96,6 +129,27 @@ class ServerState:
 
     blocks: dict[BlockKey, Tensors]
     memory: Tensors = field(default_factory=dict)
+    averages: dict[BlockKey, Tensors] = field(default_factory=dict)  # of all blocks over the rounds, where asked for
+
+    @property
+    def sampled(self) -> dict[BlockKey, Tensors]:
+        """The blocks that samples are made with."""
+        return self.averages or self.blocks
+
+    def averaged(self, before: Mapping[BlockKey, Tensors], past: float) -> ServerState:
+        """With the running mean of its blocks, whose earlier value counts ``past``; nothing if that is 0."""
+        if not past:
+            return self
+        averages = {
+            key: {n: mean_of_old_and_new(before.get(key, block).get(n, t), t, past) for n, t in block.items()}
+            for key, block in self.blocks.items()
+        }
+        return replace(self, averages=averages)
+
+
+def mean_of_old_and_new(old: Tensor, new: Tensor, past: float) -> Tensor:
+    """A running mean's next value; what counts in whole numbers is no mean."""
+    return torch.lerp(new, old, past) if new.is_floating_point() else new
 
 
 class ServerStep(Protocol):
@@ -166,6 +220,7 @@ class Method:
     kind: Callable[[Site], Hashable] = groups_of  # equal for sites whose models are built alike
     settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
     server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one
+    averaging: float = 0.0  # how much the past counts in the running mean of weights that is sampled; 0: the newest
 
     @property
     def labelled(self) -> bool:
@@ -275,6 +330,10 @@ def make_method(setting: Setting) -> Method:
     from fedloom.methods.posteriors import with_posterior
     from fedloom.methods.server_steps import with_server_step
 
+    config = setting.config
+    if config.local.warmup > config.rounds:
+        raise ConfigError(f"local.warmup = {config.local.warmup} must be at most rounds = {config.rounds}")
     recipe = recipes()[method.name]
     made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
-    return with_server_step(with_penalty(with_posterior(made, setting), setting), setting)
+    whole = with_server_step(with_penalty(with_posterior(made, setting), setting), setting)
+    return replace(whole, averaging=config.server.averaging)

@@ -10,7 +10,7 @@ labels of the records; here weights persist and a fake's label is drawn by itsel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def make(setting: Setting, options: Options) -> Method:
     latent, classes, local = setting.config.model.latent, len(setting.classes), setting.config.local
     plan = SharingPlan({"generator": GLOBAL, "discriminator": SILO}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
-    optimizer = OptimizerPlan(local.optimizer, options.rate, (0.5, 0.999), keep=True)
+    optimizer = replace(OptimizerPlan.of(local), learning_rate=options.rate, betas=(0.5, 0.999), keep=True)
     real = ConditionalAdversarial("discriminator", latent, classes)
     fake = ConditionalAdversarial("generator", latent, classes)
     method = Method(

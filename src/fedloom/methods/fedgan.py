@@ -9,7 +9,7 @@ apply, and the optimiser's settings are the options below, because a GAN needs o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
@@ -76,7 +76,8 @@ def make(setting: Setting, options: Options) -> Method:
 
     def optimizer(rate: float) -> OptimizerPlan:
         first, second = options.betas
-        return OptimizerPlan(setting.config.local.optimizer, rate, (first, second), options.keep_optimizer)
+        plan = OptimizerPlan.of(setting.config.local)
+        return replace(plan, learning_rate=rate, betas=(first, second), keep=options.keep_optimizer)
 
     return Method(
         name="fedgan",

@@ -32,14 +32,14 @@ class Generator:
         """The model of a group with what the server holds; blocks that never leave a silo keep fresh weights."""
         site = Site("server", (self.groups.index(group),))
         model = self.method.build(site)
-        model.load_state_dict(self.method.generating.join(self.server.blocks, site), strict=False)
+        model.load_state_dict(self.method.generating.join(self.server.sampled, site), strict=False)
         return model.eval()
 
     def missing(self, group: str, pathway: str) -> list[BlockKey]:
         """What a pathway would need for a group and never reached the server."""
         site, plan = Site("server", (self.groups.index(group),)), self.method.generating
         needed = (key for block in self.method.pathways[pathway].blocks for key in plan.prefixes(block, site).values())
-        return [key for key in needed if key not in self.server.blocks]
+        return [key for key in needed if key not in self.server.sampled]
 
     @property
     def pathways(self) -> tuple[str, ...]:

@@ -46,10 +46,12 @@ def make(setting: Setting, options: Options) -> Method:
     """Block ``head`` GLOBAL."""
     require_vectors(setting, "linear_head")
     local, private = setting.config.local, setting.config.privacy.mechanism != "none"
-    if options.milestones and (local.optimizer != "sgd" or private):
+    optimizer = OptimizerPlan.of(local)
+    plain = OptimizerPlan("sgd", local.learning_rate, keep=local.keep_optimizer)
+    if options.milestones and (optimizer != plain or private):
         raise ConfigError(
             "method.milestones scales the loss, which is a scale of the rate for local.optimizer = 'sgd' without "
-            "privacy alone; leave it out"
+            "privacy alone, and with no other settings of 'sgd' but its rate; leave it out"
         )
     plan = SharingPlan({"head": GLOBAL}, setting.groups).with_scopes(setting.config.sharing.scopes)
     objective: Objective = CrossEntropy(options.milestones, options.weight_decay)
@@ -59,7 +61,7 @@ def make(setting: Setting, options: Options) -> Method:
         name="linear_head",
         plan=plan,
         build=partial(build, setting),
-        phases=(Phase("head", ("head",), objective, OptimizerPlan.of(local)),),
+        phases=(Phase("head", ("head",), objective, optimizer),),
         server_step=Mean(plan, setting.config.sharing.weights),
         pathways={},
         learns_labels=True,

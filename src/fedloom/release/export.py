@@ -136,9 +136,8 @@ def write_safetensors(folder: Path, subject: Subject) -> dict[str, Any]:
         for block in generator.method.pathways[name].blocks
         for key in generator.method.generating.prefixes(block, Site("server", (number,))).values()
     }
-    tensors = {
-        f"{BLOCKS}{key}/{name}": tensor for key in sorted(keys) for name, tensor in generator.server.blocks[key].items()
-    }
+    blocks = generator.server.sampled
+    tensors = {f"{BLOCKS}{key}/{name}": tensor for key in sorted(keys) for name, tensor in blocks[key].items()}
     for group in generator.groups:
         found = _unsaved_buffers(generator.model(group))
         tensors |= {f"{BUFFERS}{group}/{name}": tensor for name, tensor in found.items()}

@@ -19,7 +19,7 @@ from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
 from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
 
 SCHEMA = 1
-BLOCKS, MEMORY = "blocks/", "memory/"
+BLOCKS, AVERAGES, MEMORY = "blocks/", "averages/", "memory/"
 Tensors = dict[str, Tensor]
 
 
