@@ -25,14 +25,14 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, EgressError
 from fedloom.experiment import Experiment
-from fedloom.federation.records import Batch, Federation, Records
+from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Release, ServerState
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
 from fedloom.privacy.ledger import Ledger, read_accounts, told
 from fedloom.privacy.noise import Moment, StreamNoise
 from fedloom.privacy.planning import whole_noise
-from fedloom.privacy.releases import BoundedSum, Statistic, Unbounded
+from fedloom.privacy.releases import BoundedSum, Query, Statistic, Unbounded
 from fedloom.privacy.summary import summarise
 from fedloom.sharing.plan import RECORD_COUNT, SERVER, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -52,8 +52,8 @@ def contribution(model: nn.Module, batch: Batch) -> Tensors:
     return {"count": torch.ones(len(batch.x)), "sum": batch.x}
 
 
-def median(records: Records, model: nn.Module, streams: Streams, moment: Moment) -> Tensors:
-    return {"sum": records.x.median(dim=0).values}
+def median(query: Query) -> Tensors:
+    return {"sum": query.records.x.median(dim=0).values}
 
 
 PAYLOAD = Payload("moments", "a noisy sum", {"count": (), "sum": (WIDTH,)})

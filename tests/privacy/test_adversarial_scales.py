@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom.privacy.clipping import LARGEST, SMALLEST, Fixed, Quantile
+from fedloom.privacy.clipping import LARGEST, SMALLEST, Count, Fixed, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, Scale
 from fedloom.privacy.gradient_forms import Form, Outer, Rows, Total, Whole
 
@@ -164,7 +164,8 @@ def test_a_bound_that_follows_a_quantile_never_vanishes() -> None:
     clipping = Quantile(initial=1.0)
     low = high = clipping.start()
     for _ in range(2000):
-        low, high = clipping.following(low, torch.tensor(1.0)), clipping.following(high, torch.tensor(0.0))
+        low = clipping.following(Count(torch.tensor(1.0), low))
+        high = clipping.following(Count(torch.tensor(0.0), high))
     assert float(low) == pytest.approx(SMALLEST)
     assert float(high) == pytest.approx(LARGEST)
 

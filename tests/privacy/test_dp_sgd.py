@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedloom.errors import ConfigError
 from fedloom.objectives.lending import lone_gradients
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
-from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile, clip_factors
+from fedloom.privacy.clipping import Clipping, Fixed, Lengths, Median, Quantile, clip_factors
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.lipschitz import bound_spectrally
@@ -304,7 +304,7 @@ def test_the_median_of_private_norms_bounds_nothing() -> None:
     assert total(1, 2, 9).bound == 2
     assert float(total(1, 2, 2, 2, 9, 9, 9).gradients["w"] - total(1, 2, 2, 2, 9, 9).gradients["w"]) == 2
     assert float(total(1, 1, 9, 9, 9).gradients["w"] - total(1, 1, 9, 9).gradients["w"]) > 9
-    assert dp.clipping.bound(torch.tensor(0.0), torch.ones(3), torch.zeros(3)) == 0
+    assert dp.clipping.bound(Lengths(torch.ones(3), torch.zeros(3), torch.tensor(0.0))) == 0
     assert dp.event(3) == NoGuarantee(
         "the clip bound is the median of private gradient norms, which is released unaccounted"
     )

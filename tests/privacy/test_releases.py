@@ -15,7 +15,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch, Records
 from fedloom.privacy import releases
 from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
-from fedloom.privacy.releases import BoundedSum, SumNoise
+from fedloom.privacy.releases import BoundedSum, Query, SumNoise
 from fedloom.streams import Streams
 
 NOW = Moment(0, 1, 0, "moments")
@@ -94,8 +94,8 @@ def test_the_noise_has_the_stated_width(source: StreamNoise | SecureNoise) -> No
     def nothing(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"sum": torch.zeros(len(batch.x), 40_000)}
 
-    noise = SumNoise(3.0, None, source)
-    sent = BoundedSum(nothing, 0.5).value(records_of(torch.zeros(2, 1)), MODEL, noise, Streams(0), NOW)["sum"]
+    query = Query(records_of(torch.zeros(2, 1)), MODEL, Streams(0), NOW, SumNoise(3.0, None, source))
+    sent = BoundedSum(nothing, 0.5).value(query)["sum"]
     assert sent.var().item() == pytest.approx(1.5**2, rel=5 * math.sqrt(2 / 40_000))
 
 

@@ -25,7 +25,7 @@ from fedloom.objectives.base import Step
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
-from fedloom.privacy.releases import SumNoise
+from fedloom.privacy.releases import Query, SumNoise
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
@@ -280,7 +280,7 @@ class Trainer:
                 multiplier = plan.trust.share * plan.release_noise[release.name]
                 shapes = release.payload.shapes if self.sealed else None
                 noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
-            found[release.name] = release.statistic.value(owner.train, model, noise, self.streams, moment)
+            found[release.name] = release.statistic.value(Query(owner.train, model, self.streams, moment, noise))
         return found
 
     def weights(self, silo: int) -> dict[str, float]:

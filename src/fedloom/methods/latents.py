@@ -21,11 +21,10 @@ from torch.nn import functional
 
 from fedloom.config import ServerConfig
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.federation.records import Batch, Records, as_float
+from fedloom.federation.records import Batch, as_float
 from fedloom.methods.base import Release
 from fedloom.models.vae import VAE
-from fedloom.privacy.noise import Moment
-from fedloom.privacy.releases import BoundedSum, Unbounded
+from fedloom.privacy.releases import BoundedSum, Query, Unbounded
 from fedloom.sharing.plan import Payload, Tensors, payload_of_sums
 from fedloom.streams import Streams
 
@@ -119,7 +118,7 @@ class FitMixture:
 
     components: int
 
-    def __call__(self, records: Records, model: nn.Module, streams: Streams, moment: Moment) -> Tensors:
+    def __call__(self, query: Query) -> Tensors:
         """Weights, means and variances."""
         try:
             from sklearn.mixture import GaussianMixture
@@ -129,10 +128,10 @@ class FitMixture:
                 "pip install 'fedloom[eval]'"
             ) from error
         with torch.no_grad():
-            codes = _codes(model, as_float(records.x), records.group).cpu()
+            codes = _codes(query.model, as_float(query.records.x), query.records.group).cpu()
         count = min(self.components, len(codes))
         codes = codes.expand(2, -1) if len(codes) == 1 else codes  # no mixture is fitted to a single record
-        seed = streams.torch_seed("distil/mixture", silo=moment.silo) % 2**32
+        seed = query.streams.torch_seed("distil/mixture", silo=query.moment.silo) % 2**32
         fitted = GaussianMixture(count, covariance_type="diag", random_state=seed).fit(codes.double().numpy())
         found = {"weights": fitted.weights_, "means": fitted.means_, "variances": fitted.covariances_}
         tensors = {name: torch.from_numpy(value).to(torch.float32) for name, value in found.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,30 +21,40 @@ def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
     return torch.where(torch.isfinite(norms), shrink, 0.0) * mask
 
 
-class Clipping(Protocol):
-    """A rule for the bound, which is the mechanism's only state."""
+@dataclass(frozen=True)
+class Lengths:
+    """How long the gradients of a pass are."""
 
-    @property
-    def share(self) -> float:
-        """The part of the budget that finding the bound takes."""
-        ...
+    norms: Tensor  # (rows,) or (units,)
+    mask: Tensor  # 0 where a row is padding
+    bound: Tensor  # that the steps so far led to
 
-    @property
-    def problem(self) -> str:
-        """Why there is no DP guarantee; empty where there is one."""
-        ...
 
+@dataclass(frozen=True)
+class Count:
+    """How many gradients of a step were short."""
+
+    below: Tensor  # the (noisy) share of norms within the bound
+    bound: Tensor
+
+
+class Clipping(ABC):
+    """A rule for the bound, the mechanism's only state; a bound stays as it is unless the rule says otherwise."""
+
+    share: float = 0.0  # the part of the budget that finding the bound takes
+    problem: str = ""  # why there is no DP guarantee; empty where there is one
+
+    @abstractmethod
     def start(self) -> Tensor:
         """The bound before the first step."""
-        ...
 
-    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
-        """The bound for a batch with these norms."""
-        ...
+    def bound(self, lengths: Lengths) -> Tensor:
+        """The bound for this pass."""
+        return lengths.bound
 
-    def following(self, current: Tensor, below: Tensor) -> Tensor:
-        """The bound for the next step, given the (noisy) share of norms below the current one."""
-        ...
+    def following(self, count: Count) -> Tensor:
+        """The bound for the next step; asked of rules with a share of the budget."""
+        return count.bound
 
 
 # Where float32 holds a bound, noise of its size and both over any batch, with digits to spare.
@@ -67,7 +77,7 @@ def _share(field: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Clipping):
     """A public constant."""
 
     value: float = 1.0
@@ -75,31 +85,13 @@ class Fixed:
     def __post_init__(self) -> None:
         _bound("the clip bound", self.value)
 
-    @property
-    def share(self) -> float:
-        """It costs nothing."""
-        return 0.0
-
-    @property
-    def problem(self) -> str:
-        """None."""
-        return ""
-
     def start(self) -> Tensor:
-        """The constant."""
+        """The bound of all steps."""
         return torch.tensor(self.value)
-
-    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002 - depends on no record
-        """The constant."""
-        return current
-
-    def following(self, current: Tensor, below: Tensor) -> Tensor:  # noqa: ARG002
-        """The constant."""
-        return current
 
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(Clipping):
     """Follows a quantile of the norms by noisy counts (Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private
     Learning with Adaptive Clipping", NeurIPS 2021), algorithm 1: C <- C exp(-pace (share below C - target)).
     """
@@ -115,47 +107,27 @@ class Quantile:
         _positive("the pace of the clip bound", self.pace)
         _share("the clip quantile's share of the budget", self.share)
 
-    @property
-    def problem(self) -> str:
-        """None: its counts are noisy and accounted."""
-        return ""
-
     def start(self) -> Tensor:
         """The first guess."""
         return torch.tensor(self.initial)
 
-    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002 - set by earlier counts
-        """What the counts so far led to."""
-        return current
-
-    def following(self, current: Tensor, below: Tensor) -> Tensor:
+    def following(self, count: Count) -> Tensor:
         """One geometric step towards the quantile, within what numbers can hold: gradients may be made to vanish."""
-        return (current * torch.exp(-self.pace * (below - self.target))).clamp(SMALLEST, LARGEST)
+        return (count.bound * torch.exp(-self.pace * (count.below - self.target))).clamp(SMALLEST, LARGEST)
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Clipping):
     """The median norm of each batch, as in ALIGN-FL (Gulati, Gross, Wunder, 2025), for reproduction only."""
 
-    @property
-    def share(self) -> float:
-        """It is not accounted at all."""
-        return 0.0
-
-    @property
-    def problem(self) -> str:
-        """The bound itself is a private statistic."""
-        return "the clip bound is the median of private gradient norms, which is released unaccounted"
+    problem = "the clip bound is the median of private gradient norms, which is released unaccounted"
 
     def start(self) -> Tensor:
-        """Not used."""
+        """A placeholder: no pass looks at it."""
         return torch.tensor(0.0)
 
-    def bound(self, current: Tensor, norms: Tensor, mask: Tensor) -> Tensor:
+    def bound(self, lengths: Lengths) -> Tensor:
         """The median over real rows; 0 if there is none."""
-        real = torch.where((mask > 0) & torch.isfinite(norms), norms, torch.nan)
-        return torch.nan_to_num(real.nanmedian(), nan=0.0).to(current.dtype)
-
-    def following(self, current: Tensor, below: Tensor) -> Tensor:  # noqa: ARG002
-        """Not used."""
-        return current
+        norms = lengths.norms
+        real = torch.where((lengths.mask > 0) & torch.isfinite(norms), norms, torch.nan)
+        return torch.nan_to_num(real.nanmedian(), nan=0.0).to(lengths.bound.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
-from fedloom.privacy.clipping import Clipping, Fixed, clip_factors
+from fedloom.privacy.clipping import Clipping, Count, Fixed, Lengths, clip_factors
 from fedloom.privacy.gradient_forms import Form, by_subject, joint_norms
 from fedloom.privacy.noise import Moment, Randomness
 from fedloom.privacy.trust import Local, Trust
@@ -142,7 +142,7 @@ class DPSGD:
             forms, mask = by_subject(forms, subject, mask)
         forms = {name: form.condensed() for name, form in forms.items()}
         norms = joint_norms(forms)
-        bound = self.clipping.bound(bound, norms, mask)
+        bound = self.clipping.bound(Lengths(norms, mask, bound))
         factors = clip_factors(norms, bound, mask)
         below = mask.new_zeros(())
         if self.clipping.share:  # or else nobody asks for it
@@ -178,7 +178,7 @@ class DPSGD:
         if not self.clipping.share:
             return gradients, total.bound
         below = total.below + scale.count * noise[""] + 0.5
-        return gradients, self.clipping.following(total.bound, below.to(total.bound.dtype))
+        return gradients, self.clipping.following(Count(below.to(total.bound.dtype), total.bound))
 
 
 def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -48,15 +48,15 @@ class Randomness(Protocol):
         """Whether the same moment always gives the same numbers, so that doing a round again is the same release."""
         ...
 
-    def uniform(self, count: int, moment: Moment) -> Tensor:
+    def uniform(self, count: int, moment: Moment, /) -> Tensor:
         """Numbers in (0, 1), float64."""
         ...
 
-    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
+    def coins(self, count: int, silo: int, round: int, steps: Tensor, /) -> Tensor:
         """Numbers in (0, 1) for several steps of one silo, shape (steps, count), float64."""
         ...
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu", /) -> Tensor:
         """Standard normal numbers."""
         ...
 
@@ -156,22 +156,25 @@ def coins(
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """ChaCha20, keyed anew by the operating system for every draw; nothing is kept, nothing can be repeated."""
+    """ChaCha20, keyed anew by the operating system for every draw; nothing is kept, nothing can be repeated.
+
+    No moment determines what is drawn, so none is looked at.
+    """
 
     @property
     def repeatable(self) -> bool:
         """Never."""
         return False
 
-    def uniform(self, count: int, moment: Moment) -> Tensor:  # noqa: ARG002 - no moment determines it
+    def uniform(self, count: int, _: Moment, /) -> Tensor:
         """From 64 bits each."""
         return torch.from_numpy(_secure_uniform(count))
 
-    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:  # noqa: ARG002
+    def coins(self, count: int, _silo: int, _round: int, steps: Tensor, /) -> Tensor:
         """From 64 bits each."""
         return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:  # noqa: ARG002
+    def normal(self, count: int, _: Moment, device: torch.device | str = "cpu", /) -> Tensor:
         """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""
         half = math.ceil(count / 2)
         radius = np.sqrt(-2.0 * np.log(_secure_uniform(half)))

@@ -40,8 +40,24 @@ class SumNoise:
     shapes: Mapping[str, tuple[int, ...]] | None = None  # given: records that fail contribute nothing, of these shapes
 
 
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What a statistic is computed from, once."""
+
+    records: Records
+    model: nn.Module  # as it is after the round's training
+    streams: Streams
+    moment: Moment
+    noise: SumNoise | None  # None: the value is sent as it is
+
+
 class Statistic(Protocol):
-    """A function of a silo's records, and of its model as it is after the round's training."""
+    """A function of a silo's records, and of its model."""
+
+    @property
+    def bound(self) -> float:
+        """The Euclidean norm that no unit's contribution passes; infinite where none is known."""
+        ...
 
     @property
     def problem(self) -> str:
@@ -52,14 +68,8 @@ class Statistic(Protocol):
         """Refuse, on a few records, what would not be private after all."""
         ...
 
-    def value(
-        self, records: Records, model: nn.Module, noise: SumNoise | None, streams: Streams, moment: Moment
-    ) -> Tensors:
-        """What is sent; without ``noise`` as it is."""
-        ...
-
-    def largest(self, units: int, multiplier: float, size: int) -> float:
-        """The Euclidean norm that a private value of ``size`` numbers does not pass; infinite where none is known."""
+    def value(self, query: Query) -> Tensors:
+        """What is sent."""
         ...
 
 
@@ -80,7 +90,7 @@ class BoundedSum:
 
     @property
     def problem(self) -> str:
-        """None."""
+        """Noise covers it."""
         return ""
 
     def check(self, records: Records, model: nn.Module) -> None:
@@ -93,26 +103,16 @@ class BoundedSum:
             if not torch.allclose(rows, torch.cat([each[name] for each in alone]), rtol=1e-4, atol=1e-5):
                 raise ConfigError(f"what a record contributes to '{name}' depends on the other records of its batch")
 
-    def value(
-        self,
-        records: Records,
-        model: nn.Module,
-        noise: SumNoise | None,
-        streams: Streams,  # noqa: ARG002 - nothing here is drawn but the noise
-        moment: Moment,
-    ) -> Tensors:
+    def value(self, query: Query) -> Tensors:
         """The plain sum, or the clipped sum with normal noise; float32, added up in float64."""
+        records, model, noise = query.records, query.model, query.noise
         if noise is None:
             return _as_sent(self._sum(records, model, None, math.inf, None))
         total = self._sum(records, model, noise.unit, self.bound, noise.shapes)
         sizes = [tensor.numel() for tensor in total.values()]
-        flat = noise.randomness.normal(sum(sizes), moment).to(torch.float64) * noise.multiplier * self.bound
+        flat = noise.randomness.normal(sum(sizes), query.moment).to(torch.float64) * noise.multiplier * self.bound
         parts = zip(total.items(), torch.split(flat, sizes), strict=True)
         return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
-
-    def largest(self, units: int, multiplier: float, size: int) -> float:
-        """Every unit adds the bound, and the noise is longer than this once in 10^13 times or less."""
-        return self.bound * (units + multiplier * (math.sqrt(size) + UNLIKELY))
 
     def clipped(self, records: Records, model: nn.Module, unit: Tensor | None) -> Tensors:
         """The sum before noise, float64: a unit's contributions are added up, then clipped to ``bound``."""
@@ -164,31 +164,24 @@ class BoundedSum:
 class Unbounded:
     """Any other function of the records; it is sent as it is, and no epsilon covers it."""
 
-    compute: Callable[[Records, nn.Module, Streams, Moment], Tensors]
-    reason: str  # why there is no guarantee
-
-    @property
-    def problem(self) -> str:
-        """Its reason."""
-        return self.reason
+    compute: Callable[[Query], Tensors]
+    problem: str  # why there is no guarantee
+    bound: float = math.inf  # it may be anything
 
     def check(self, records: Records, model: nn.Module) -> None:
         """Nothing is promised of it."""
 
-    def value(
-        self,
-        records: Records,
-        model: nn.Module,
-        noise: SumNoise | None,  # noqa: ARG002 - none would help
-        streams: Streams,
-        moment: Moment,
-    ) -> Tensors:
-        """The function's value."""
-        return self.compute(records, model, streams, moment)
+    def value(self, query: Query) -> Tensors:
+        """The function's value, without noise: none would help."""
+        return self.compute(query)
 
-    def largest(self, units: int, multiplier: float, size: int) -> float:  # noqa: ARG002
-        """It may be anything."""
-        return math.inf
+
+def largest(statistic: Statistic, units: int, multiplier: float, size: int) -> float:
+    """The Euclidean norm that a private value of ``size`` numbers does not pass.
+
+    Every unit adds the bound, and the noise is longer than this once in 10^13 times or less.
+    """
+    return statistic.bound * (units + multiplier * (math.sqrt(size) + UNLIKELY))
 
 
 def cost_of(statistic: Statistic, noise_multiplier: float) -> Event:

@@ -16,6 +16,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
+from fedloom.privacy.releases import largest
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
@@ -112,11 +113,11 @@ class Inspection:
         for release in plan.releases:
             tensors = update.payloads.get(release.name, {})
             size, norm = sum(tensor.numel() for tensor in tensors.values()), _norm(tensors, {})
-            largest = release.statistic.largest(units, plan.release_noise.get(release.name, 0.0), size)
-            if norm > largest * (1 + ROUNDING):
+            most = largest(release.statistic, units, plan.release_noise.get(release.name, 0.0), size)
+            if norm > most * (1 + ROUNDING):
                 raise RejectedError(
                     f"silo '{update.silo}' sent payload '{release.name}' with norm {norm:.3g}; {units} records or "
-                    f"subjects and their noise can give {largest:.3g}"
+                    f"subjects and their noise can give {most:.3g}"
                 )
 
     def _check_counts(self, update: Update, site: Site) -> None:
