@@ -27,8 +27,9 @@ import fedloom
 from fedloom.cli import app
 from fedloom.cli.catalogue import LISTINGS, Kind
 from fedloom.config import Config
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
+from fedloom.registry import HOUSE
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.
@@ -193,8 +194,9 @@ def _parameters(parameters: Sequence[click.Parameter]) -> str:
 def catalogue() -> str:
     """What 'fedloom list' prints, and what each method can be told."""
     parts = ["## Methods\n\n"]
-    for name, recipe in recipes().items():
-        parts.append(f"### `{name}`\n\n{_text(getmodule(recipe.make))}\n\n")
+    for name, recipe in METHODS.listed():
+        brought = "" if METHODS.origin(name) == HOUSE else f"\n\nFrom the package `{METHODS.origin(name)}`."
+        parts.append(f"### `{name}`\n\n{_text(getmodule(recipe.make))}{brought}\n\n")
         rows = [
             [f"`method.{found.name}`", *_described(recipe.options, found, hint)]
             for _, _, found, hint in settings_of(recipe.options)

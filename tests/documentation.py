@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from fedloom.cli import app
 from fedloom.config import load_config, parse
 from fedloom.evaluation.suite import METRICS
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -130,4 +130,4 @@ def check(command: str) -> None:
 def _check_settings(source: str, overrides: list[str]) -> None:
     config = load_config("demo" if source.endswith(".toml") or source.isupper() else source, overrides)
     assert set(config.evaluation.metrics) <= set(METRICS)
-    parse(recipes()[config.method.name].options, config.method.options, "method")
+    parse(METHODS[config.method.name].options, config.method.options, "method")

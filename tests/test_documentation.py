@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from documentation import PAGES, ROOT, Block, blocks, check, inline_commands
 from fedloom.cli import app
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.models.priors import PRIORS
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -70,7 +70,7 @@ def place(tmp_path: Path, some_run: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    registries: list[dict[str, Any]] = [recipes(), PRIORS]  # pages show how to add to them
+    registries: list[dict[str, Any]] = [METHODS.own, PRIORS.own]  # pages show how to add to them
     before = [dict(registry) for registry in registries]
     yield tmp_path
     for registry, known in zip(registries, before, strict=True):

@@ -20,7 +20,7 @@ from documentation import COMMAND, ROOT
 from fedloom.cli.catalogue import LISTINGS, Kind
 from fedloom.config import Config
 from fedloom.evaluation.suite import METRICS
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 
 
@@ -78,7 +78,7 @@ def test_the_reference_has_every_command_and_option(site: Path) -> None:
 
 def test_the_reference_has_every_method_with_its_options(site: Path, hook: ModuleType) -> None:
     text = shown(site, "reference/catalogue")
-    for name, recipe in recipes().items():
+    for name, recipe in METHODS.listed():
         assert name in text
         assert all(f"method.{field.name}" in text for _, _, field, _ in hook.settings_of(recipe.options))
 
@@ -103,7 +103,7 @@ def test_every_metric_has_a_definition_and_no_other_has_one() -> None:
 
 def test_who_chooses_a_method_is_told_of_all() -> None:
     text = (ROOT / "docs/how-to/choose-a-method.md").read_text(encoding="utf-8")
-    assert [name for name in recipes() if f"`{name}`" not in text] == []
+    assert [name for name in METHODS if f"`{name}`" not in text] == []
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:

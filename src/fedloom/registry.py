@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import Distribution, distribution, entry_points, packages_distributions
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 
@@ -69,13 +69,13 @@ class Registry(Generic[T]):
     ``noun`` is what sentences call one, ``group`` the entry points' name for them, ``kind`` the type of a value.
     """
 
-    def __init__(self, noun: str, group: str, kind: type[T], own: Callable[[], Mapping[str, T]]) -> None:
+    def __init__(self, noun: str, group: str, kind: type, own: Callable[[], Mapping[str, T]]) -> None:
         self.noun, self.group, self.kind, self._find = noun, group, kind, own
 
     @cached_property
-    def own(self) -> Mapping[str, T]:
-        """Those of this package."""
-        return self._find()
+    def own(self) -> dict[str, T]:
+        """Those of this package, and whatever a program adds while it runs."""
+        return dict(self._find())
 
     def __iter__(self) -> Iterator[str]:
         """All names, those of plug-ins last; no plug-in is imported."""
@@ -99,7 +99,7 @@ class Registry(Generic[T]):
             )
         if plugins and (itself := getattr(value, "name", name)) != name:
             raise ConfigError(f"{self.noun} '{name}' of {plugin.origin} calls itself '{itself}'; give it one name")
-        return value
+        return cast("T", value)
 
     def get(self, name: str, field: str) -> T:
         """The value of that name; complaints begin with the field that asks for it."""

@@ -47,7 +47,7 @@ from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_private import PrivateProgram
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import PRETRAINING_ROUND, Trainer
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Moment, Randomness
 from fedloom.privacy.releases import SumNoise
@@ -60,7 +60,7 @@ IMPROBABLE = 1e-10
 @pytest.fixture(autouse=True)
 def _still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method of this name, for everybody who makes one from a configuration."""
-    monkeypatch.setitem(recipes(), "still", STILL)
+    monkeypatch.setitem(METHODS.own, "still", STILL)
 
 
 # What is wrong with it

@@ -26,7 +26,7 @@ from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.records import UNLABELLED, Batch, Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
@@ -172,17 +172,17 @@ def test_empty_batches_are_noise_alone() -> None:
     assert all(torch.isfinite(tensor).all() for part in result.update.blocks.values() for tensor in part.values())
 
 
-METHODS = {
+OVERRIDES = {
     "fedgan": ("model.channels=[4, 8]",),
     "fissionvae": ("method.prior=learnable", "method.hierarchy=true", "model.top_hidden=[8]", "model.top_latent=3"),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in recipes() if not recipes()[name].vectors])
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].vectors])
 @pytest.mark.parametrize("layout", ["federated", "centralised"])
 def test_every_method_of_the_house_runs_private(name: str, layout: str, tmp_path: Path) -> None:
     few = ("rounds=1", "data.records_per_silo=20", "local.batch_size=8", f"data.layout={layout}")
-    run = train(tiny_config(*RDP, *few, f"method.name={name}", *METHODS.get(name, ())), tmp_path / "run")
+    run = train(tiny_config(*RDP, *few, f"method.name={name}", *OVERRIDES.get(name, ())), tmp_path / "run")
     (row,) = run.metrics()
     assert 4.9 < row["privacy/epsilon/max"] <= 5
     assert run.folder.status["state"] == "finished"

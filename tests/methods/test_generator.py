@@ -10,7 +10,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation
 from fedloom.methods import generator as generating
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.methods.generator import Generator
 from fedloom.models.networks import Flat
 from fedloom.sharing.plan import BlockKey
@@ -71,7 +71,7 @@ def test_a_sample_does_not_depend_on_how_many_are_asked_for_or_made_at_once(
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        *((name, ()) for name in sorted(recipes()) if not recipes()[name].vectors),
+        *((name, ()) for name in sorted(METHODS) if not METHODS[name].vectors),
         ("fissionvae", ("method.hierarchy=true",)),
     ],
 )

@@ -16,7 +16,7 @@ from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Experiment, Run, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, ServerState, recipes
+from fedloom.methods.base import METHODS, Method, ServerState
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.labels import COUNTS
 from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
@@ -395,7 +395,7 @@ def test_a_class_is_generated_by_its_name_or_number(tmp_path: Path) -> None:
         generator.sample(3, group="all", labels=numbers)
 
 
-LABELLED = sorted(name for name, recipe in recipes().items() if recipe.vectors)
+LABELLED = sorted(name for name, recipe in METHODS.listed() if recipe.vectors)
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5", "privacy.accountant=rdp")
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Setting, make_method, recipes
+from fedloom.methods.base import METHODS, Method, OptimizerPlan, Setting, make_method
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.objectives.elbo import Elbo
@@ -25,10 +25,10 @@ def built(method: Method, *groups: int) -> VAE:
     return model
 
 
-@pytest.mark.parametrize("name", sorted(recipes()))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_recipe_says_what_it_is(name: str) -> None:
-    assert recipes()[name].name == name
-    assert recipes()[name].summary
+    assert METHODS[name].name == name
+    assert METHODS[name].summary
 
 
 @pytest.mark.parametrize(

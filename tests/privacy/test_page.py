@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fedloom.config import PrivacyConfig, load_config
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 
 NAMES = re.compile(r"`([^`]+)`")
@@ -40,7 +40,7 @@ def test_the_presets_with_a_tick_are_those_with_a_sound_mechanism() -> None:
 
 def test_every_method_has_a_row() -> None:
     table = PAGE.partition("| method | fully private")[2].partition("\n\n")[0]
-    assert set(recipes()) <= set(re.findall(r"`(\w+)`", table))
+    assert set(METHODS) <= set(re.findall(r"`(\w+)`", table))
 
 
 def test_commands_name_presets_and_settings_that_exist() -> None:

@@ -12,7 +12,7 @@ from fedloom.engines.base import initial_state
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Run
 from fedloom.federation.records import Federation
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.methods.generator import Generator
 from fedloom.release import export as exporting
 from fedloom.release.export import Graph, Subject, export, load_generators, write_graph, write_safetensors
@@ -22,7 +22,7 @@ from support import names_in, tiny_config
 
 def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, Subject]:
     """Generators as they are before the first round, of images or, where the method learns labels, of vectors."""
-    vectors = recipes()[method].vectors
+    vectors = METHODS[method].vectors
     config = (labelled_config if vectors else _images)(method, "seed=5", *overrides)
     federation = labelled_federation() if vectors else images
     made = Experiment.of(config, federation).method
@@ -36,7 +36,7 @@ def _images(method: str, *overrides: str) -> fedloom.Config:
 
 
 REFINED = ("method.flow=[8]", "method.flow_steps=1", "method.refiner=1", "method.refiner_steps=1")
-CASES = [(name, ()) for name in sorted(recipes()) if name != "linear_head"] + [  # which classifies
+CASES = [(name, ()) for name in sorted(METHODS) if name != "linear_head"] + [  # which classifies
     ("fissionvae", ("method.hierarchy=true", "method.prior=wave")),
     ("fissionvae", ("method.prior=random",)),
     ("fedvae", ("model.lipschitz=2.0",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -15,8 +15,10 @@ from fedloom.backbones.own import OwnModule
 from fedloom.backbones.pixels import Pixels
 from fedloom.backbones.timm_models import TimmModel
 from fedloom.errors import ConfigError, unknown
+from fedloom.registry import Registry
 
 
+@runtime_checkable
 class BackboneFactory(Protocol):
     """Makes a backbone; resolution 0 is its native one, empty weights are its own."""
 
@@ -25,27 +27,32 @@ class BackboneFactory(Protocol):
         ...
 
 
-BACKBONES: dict[str, BackboneFactory] = {
+_OWN: dict[str, BackboneFactory] = {
     "efficientnet-lite0": partial(EfficientNetLite, 0),
     "efficientnet-lite2": partial(EfficientNetLite, 2),
     "inception-2015": Inception2015,
     "pixels": Pixels,
 }
+BACKBONES: Registry[BackboneFactory] = Registry("backbone", "fedloom.backbones", BackboneFactory, lambda: _OWN)
 
 # Families of backbones: "timm/<model>", "module/<package.file:name>".
 FAMILIES: dict[str, Callable[[str], BackboneFactory]] = {
     "timm": lambda model: partial(TimmModel, model),
     "module": lambda path: partial(OwnModule, path),
 }
-NAMES = (*BACKBONES, *(f"{family}/..." for family in FAMILIES))
 
 
 def load_backbone(name: str, *, device: torch.device | str = "cpu", resolution: int = 0, weights: str = "") -> Backbone:
     """The backbone of that name, ready to extract."""
-    family, _, rest = name.partition("/")
-    if name not in BACKBONES and not (family in FAMILIES and rest):
-        raise ConfigError(unknown("backbone", name, NAMES))
     if resolution < 0:
         raise ConfigError(f"resolution = {resolution} must be a side in pixels, or 0 for the backbone's own")
-    factory = FAMILIES[family](rest) if rest else BACKBONES[name]
-    return factory(device=device, resolution=resolution, weights=weights)
+    return _factory(name)(device=device, resolution=resolution, weights=weights)
+
+
+def _factory(name: str) -> BackboneFactory:
+    family, _, rest = name.partition("/")
+    if family in FAMILIES and rest:
+        return FAMILIES[family](rest)
+    if name not in BACKBONES and ":" not in name:
+        raise ConfigError(unknown("backbone", name, (*BACKBONES, *(f"{family}/..." for family in FAMILIES))))
+    return BACKBONES[name]

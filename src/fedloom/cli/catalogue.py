@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.padding import Padding
 
 from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.presets import about_preset, preset_names
+from fedloom.registry import HOUSE, Registry
 
+T = TypeVar("T")
 LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
 
 
@@ -28,10 +30,18 @@ class Kind(StrEnum):
     TABLES = "tables"
 
 
-def _methods() -> dict[str, str]:
-    from fedloom.methods.base import recipes
+def listing(registry: Registry[T], summary: Callable[[T], str]) -> dict[str, str]:
+    """Every name with a line about it, which says from which package a plug-in comes."""
+    return {
+        name: summary(value) + (f" (from {origin})" if (origin := registry.origin(name)) != HOUSE else "")
+        for name, value in registry.listed()
+    }
 
-    return {name: recipe.summary for name, recipe in recipes().items()}
+
+def _methods() -> dict[str, str]:
+    from fedloom.methods.base import METHODS
+
+    return listing(METHODS, lambda recipe: recipe.summary)
 
 
 def _presets() -> dict[str, str]:
@@ -41,7 +51,7 @@ def _presets() -> dict[str, str]:
 def _datasets() -> dict[str, str]:
     from fedloom.federation.sources import SOURCES
 
-    return {name: source.description for name, source in SOURCES.items()}
+    return listing(SOURCES, lambda source: source.description)
 
 
 def _partitions() -> dict[str, str]:
@@ -53,13 +63,13 @@ def _partitions() -> dict[str, str]:
 def _networks() -> dict[str, str]:
     from fedloom.models.networks import NETWORKS
 
-    return {name: network.summary for name, network in NETWORKS.items()}
+    return listing(NETWORKS, lambda network: network.summary)
 
 
 def _priors() -> dict[str, str]:
     from fedloom.models.priors import PRIORS
 
-    return {name: prior.summary for name, prior in PRIORS.items()}
+    return listing(PRIORS, lambda prior: prior.summary)
 
 
 def _metrics() -> dict[str, str]:

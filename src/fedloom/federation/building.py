@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import DataConfig
-from fedloom.errors import ConfigError, DataError, unknown
+from fedloom.errors import DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
 from fedloom.federation.conditions import with_condition
 from fedloom.federation.outliers import with_outliers
@@ -23,9 +23,7 @@ from fedloom.streams import Streams
 
 def build_federation(config: DataConfig, streams: Streams) -> Federation:
     """Load the source, divide its records among silos, and pool them again if the layout is centralised."""
-    if config.source not in SOURCES:
-        raise ConfigError("data.source: " + unknown("source", config.source, SOURCES))
-    dataset = with_condition(SOURCES[config.source].load(config.path), config.condition)
+    dataset = with_condition(SOURCES.get(config.source, "data.source").load(config.path), config.condition)
     shares = divide(dataset, config, streams)
     if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))

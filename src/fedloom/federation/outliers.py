@@ -66,9 +66,7 @@ def with_outliers(federation: Federation, settings: OutliersConfig, streams: Str
 
 def _like(federation: Federation, settings: OutliersConfig) -> tuple[Records, Records]:
     """Training and held-out records of the other source, if they have the shape of the federation's own."""
-    if settings.source not in SOURCES:
-        raise ConfigError("data.outliers.source: " + unknown("source", settings.source, SOURCES))
-    dataset = SOURCES[settings.source].load(settings.path)
+    dataset = SOURCES.get(settings.source, "data.outliers.source").load(settings.path)
     if settings.group and settings.group not in dataset.groups:
         raise ConfigError("data.outliers.group: " + unknown("group", settings.group, dataset.groups))
     pool, unseen = dataset.train, dataset.test

@@ -15,6 +15,7 @@ from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
 from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
 from fedloom.federation.records import Dataset, Records, concatenate
+from fedloom.registry import Registry
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
 FASHION_CLASSES = tuple(
@@ -82,7 +83,7 @@ def _full(name: str) -> Dataset:
     return _domain(name, name, lambda split, kind: archives.load(name, split, kind))
 
 
-SOURCES: dict[str, Source] = {
+_OWN = {
     "mixed-mnist-sample": Source(
         "MNIST and Fashion-MNIST as two groups, 6,000 + 1,000 images each, in the package",
         lambda _: mixed("mixed-mnist-sample", [_sample("mnist"), _sample("fashion-mnist")]),
@@ -117,3 +118,4 @@ SOURCES: dict[str, Source] = {
         lambda path: load_camelyon(path, "patients"),
     ),
 }
+SOURCES: Registry[Source] = Registry("source", "fedloom.sources", Source, lambda: _OWN)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,6 +19,7 @@ from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
 from fedloom.privacy.mechanism import Mechanism, NoPrivacy
 from fedloom.privacy.releases import Statistic
+from fedloom.registry import Registry, values_in
 from fedloom.sharing.merge import Weighting, merge
 from fedloom.sharing.plan import BlockKey, Payload, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -312,20 +310,11 @@ class Recipe:
     vectors: bool = False  # whether it learns labelled vectors, such as embeddings, and nothing else
 
 
-@cache
-def recipes() -> dict[str, Recipe]:
-    """Every module of this package that defines ``RECIPE``; adding a method is adding a file."""
-    names = (info.name for info in pkgutil.iter_modules(fedloom.methods.__path__))
-    modules = [importlib.import_module(f"fedloom.methods.{name}") for name in names]
-    found: list[Recipe] = [module.RECIPE for module in modules if hasattr(module, "RECIPE")]
-    return {recipe.name: recipe for recipe in found}
+METHODS: Registry[Recipe] = Registry("method", "fedloom.methods", Recipe, lambda: values_in(fedloom.methods, "RECIPE"))
 
 
 def make_method(setting: Setting) -> Method:
     """The method that the configuration asks for; its options are checked here."""
-    method = setting.config.method
-    if method.name not in recipes():
-        raise ConfigError("method.name: " + unknown("method", method.name, recipes()))
     from fedloom.methods.penalties import with_penalty  # these are built on this module
     from fedloom.methods.posteriors import with_posterior
     from fedloom.methods.server_steps import with_server_step
@@ -333,7 +322,7 @@ def make_method(setting: Setting) -> Method:
     config = setting.config
     if config.local.warmup > config.rounds:
         raise ConfigError(f"local.warmup = {config.local.warmup} must be at most rounds = {config.rounds}")
-    recipe = recipes()[method.name]
-    made = recipe.make(setting, parse(recipe.options, method.options, "method", beside=("name",)))
+    recipe, options = METHODS.get(config.method.name, "method.name"), config.method.options
+    made = recipe.make(setting, parse(recipe.options, options, "method", beside=("name",)))
     whole = with_server_step(with_penalty(with_posterior(made, setting), setting), setting)
     return replace(whole, averaging=config.server.averaging)

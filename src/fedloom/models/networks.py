@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import ModelConfig
-from fedloom.errors import ConfigError, unknown
 from fedloom.models.convolutional import conv_decoder, conv_encoder
+from fedloom.registry import Registry
 
 Shape = tuple[int, ...]
 
@@ -111,7 +111,7 @@ def deeper_top_decoder(model: ModelConfig) -> nn.Module:
     )
 
 
-NETWORKS: dict[str, Network] = {
+_OWN = {
     "mlp": Network(
         "linear layers of the widths in model.hidden, mirrored in the decoder",
         mlp_encoder,
@@ -141,13 +141,12 @@ NETWORKS: dict[str, Network] = {
         deeper_top_decoder,
     ),
 }
+NETWORKS: Registry[Network] = Registry("network", "fedloom.networks", Network, lambda: _OWN)
 
 
 def network(name: str, field: str = "model.network") -> Network:
     """The family of that name."""
-    if name not in NETWORKS:
-        raise ConfigError(f"{field}: " + unknown("network", name, NETWORKS))
-    return NETWORKS[name]
+    return NETWORKS.get(name, field)
 
 
 def widened(model: ModelConfig, family: Network, shape: Shape, times: int) -> ModelConfig:

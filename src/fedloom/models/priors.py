@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.errors import ConfigError, unknown
+from fedloom.errors import ConfigError
+from fedloom.registry import Registry
 from fedloom.streams import Streams
 
 
@@ -45,7 +46,7 @@ def _wave(groups: int, latent: int, _: Streams) -> Tensor:
 
 LEARNABLE = "learnable"
 
-PRIORS: dict[str, Prior] = {
+_OWN = {
     "identical": Prior("every group N(0, I)", _identical),
     "one-hot": Prior("1 in the coordinate with the group's number, 0 elsewhere", _one_hot, True),
     "symmetrical": Prior("the same integer in every coordinate: -1, +1 for two groups, -2 to 2 for five", _symmetrical),
@@ -53,15 +54,15 @@ PRIORS: dict[str, Prior] = {
     "wave": Prior("1 in the group's own block of coordinates, 0 elsewhere", _wave, True),
     LEARNABLE: Prior("with two levels only: none is set, p(z1 | z2) is learned in its place", _identical),
 }
+PRIORS: Registry[Prior] = Registry("prior", "fedloom.priors", Prior, lambda: _OWN)
 
 
 def prior_means(name: str, groups: int, latent: int, streams: Streams) -> Tensor:
     """The prior mean of each group, shape (groups, latent)."""
-    if name not in PRIORS:
-        raise ConfigError("method.prior: " + unknown("prior", name, PRIORS))
-    if PRIORS[name].one_dimension_per_group and latent < groups:
+    prior = PRIORS.get(name, "method.prior")
+    if prior.one_dimension_per_group and latent < groups:
         raise ConfigError(
             f"method.prior = '{name}' gives each of the {groups} groups a latent coordinate of its own, "
             f"but model.latent = {latent}; it must be at least {groups}"
         )
-    return PRIORS[name].means(groups, latent, streams)
+    return prior.means(groups, latent, streams)

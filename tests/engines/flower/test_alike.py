@@ -26,7 +26,7 @@ from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import recipes
+from fedloom.methods.base import METHODS
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.folder import RunFolder
 from local_grid import remote
@@ -141,7 +141,7 @@ SMALL = {
     "dp_cgan": ("method.generator_hidden=[5]", "method.discriminator_hidden=[5]"),
     "flow_vae": ("method.flow=[5]",),
 }
-CASES = [(name, SMALL.get(name, ())) for name in sorted(recipes())] + [
+CASES = [(name, SMALL.get(name, ())) for name in sorted(METHODS)] + [
     ("align_fl", ("server.latents=histogram", "server.components=3", "privacy.pretraining=1")),
     ("fedvae", ("privacy.unit=subject", "local.batch_size=4", "privacy.clipping=quantile")),
     ("fissionvae", ("method.hierarchy=true", "model.top_hidden=[4]", "model.top_latent=2")),
@@ -161,7 +161,7 @@ def test_no_weights_make_a_silo_answer_otherwise_for_a_record(
     method: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     """In the first round of a run, and in later ones, which go on from what the silo kept."""
-    vectors, config = recipes()[method].vectors, config_for(method, *overrides)
+    vectors, config = METHODS[method].vectors, config_for(method, *overrides)
     plain = records(SHAPES[vectors])
     worlds = [federation(plain), *(federation(with_record(plain, *extreme)) for extreme in EXTREMES[vectors])]
     silos = [service(tmp_path / str(number), world) for number, world in enumerate(worlds)]
