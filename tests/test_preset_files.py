@@ -102,6 +102,11 @@ def test_a_row_goes_on_from_a_row_beside_it(folder: Path) -> None:
     assert "data" not in read_settings("table/large/both")
 
 
+def test_what_is_common_does_not_undo_the_row_that_another_goes_on_from(folder: Path) -> None:
+    (folder / "table.toml").write_text('rounds = 2\n[rows.one]\nrounds = 3\n[rows.two]\nextends = "./one"\n')
+    assert [read_settings(f"table/{row}")["rounds"] for row in ("one", "two")] == [3, 3]
+
+
 def test_a_line_about_a_preset_comes_from_file_base_and_row(folder: Path) -> None:
     (folder / "table.toml").write_text(GRID)
     assert about_preset("base") == "The base"

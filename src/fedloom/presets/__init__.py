@@ -3,7 +3,7 @@
 A file holds what differs from the preset that it ``extends``, and ``about``, a line for people. A file with ``rows``
 is a table: each row is a preset of its own, ``<file>/<row>``, or ``<file>/<base>/<row>`` for every base if the file has
 ``bases``. What else such a file holds is common to all of them, with the base's settings on top, and the row's on top
-of both. A row that extends ``./other`` goes on from another row, of the same base.
+of both, but for a row that extends ``./other``: it goes on from that row, of the same base.
 """
 
 from __future__ import annotations
@@ -66,15 +66,14 @@ def _declared(file: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
     rows: Settings = settings.pop("rows", {"": {}})
     bases: Settings = settings.pop("bases", {"": {}})
     for base, row in product(bases, rows):
-        layers = (settings, bases[base], rows[row])
         folder = "/".join(filter(None, (file, base)))
         name = "/".join(filter(None, (folder, row)))
-        declared = {"name": name.replace("/", "-"), **layered(layered(*layers[:2]), layers[2])}
-        if (other := declared.get("extends", "")).startswith("./"):
-            declared["extends"] = folder + other.removeprefix(".")
-        titles, last = [layer["about"] for layer in layers[:2] if "about" in layer], rows[row].get("about")
-        declared["about"] = ": ".join(filter(None, (", ".join(titles), last)))
-        yield name, declared
+        common, own = layered(settings, bases[base]), rows[row]
+        if (other := own.get("extends", "")).startswith("./"):  # which has what is common already
+            common, own = {}, {**own, "extends": folder + other.removeprefix(".")}
+        titles = ", ".join(filter(None, (settings.get("about"), bases[base].get("about"))))
+        about = ": ".join(filter(None, (titles, own.get("about"))))
+        yield name, {"name": name.replace("/", "-"), **layered(common, own), "about": about}
 
 
 def _extended(settings: Settings, origin: str) -> Settings:
