@@ -11,6 +11,7 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.evaluation.auditing import ATTACKS, Audit, Claim, Effort, Pictures
 from fedloom.experiment import Run, file_name
 from fedloom.federation.records import Federation
+from fedloom.modalities.base import modality_of
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.summary import summarise
 from fedloom.runs.files import explained
@@ -59,7 +60,7 @@ def audit_run(
         findings = ATTACKS[name](audit)
         found["attacks"][name] = findings.values
         found["sentences"] += findings.sentences
-        _save(folder, findings.pictures)
+        _save(folder, findings.pictures, evaluation.generator.kind)
     found["refuted"] = bool((found["attacks"].get("canaries") or {}).get("refuted"))
     folder.record_audit(found)
     return found
@@ -76,12 +77,12 @@ def claims_of(folder: RunFolder) -> dict[str, Claim]:
     }
 
 
-def _save(folder: RunFolder, pictures: Mapping[str, Pictures]) -> None:
+def _save(folder: RunFolder, pictures: Mapping[str, Pictures], kind: str) -> None:
     """Three rows for each generator: outliers, what it makes of them, and the typical record nearest to that."""
     for name, rows in pictures.items():
         images = torch.cat([rows.outliers, rows.outputs, rows.typical])
-        if images.dim() == 4 and images.shape[1] in (1, 3):
+        if modality_of(kind, images.shape[1:]).tiles(images) is not None:
             path = folder.path / "audit" / f"outliers-{file_name(name)}.png"
             with explained(path):
                 path.parent.mkdir(exist_ok=True)
-            save_grid(images, path, columns=len(rows.outliers))
+            save_grid(images, path, columns=len(rows.outliers), kind=kind)

@@ -86,7 +86,7 @@ class ModelConfig:
     latent: int = field(default=40, metadata=at_least(1))  # coordinates of z1
     top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())  # between z1 and z2
     top_latent: int = field(default=20, metadata=at_least(1))  # coordinates of z2, where there are two levels
-    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"  # of a pixel
+    likelihood: str = "bernoulli"  # of one value of a record; images and vectors have "bernoulli" and "gaussian"
     variance: float = field(default=0.5, metadata=above(0))  # of a Gaussian likelihood
     posterior: Literal["amortised", "closed-form", "from-decoder"] = "amortised"  # where a record's latents come from
     kl_weight: float = field(default=1.0, metadata=at_least(0))  # 1: the evidence bound

@@ -70,7 +70,7 @@ def embed(
         raise ConfigError(f"the embeddings' file '{out}' must end in .npz")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of '{out}' does not exist")
-    features, arrays = FeatureCache(backbone, cache), {}
+    features, arrays = FeatureCache(backbone, cache, dataset.train.modality.decode), {}
     total, done = len(dataset.train) + len(dataset.test), 0
     for split, records in (("train", dataset.train), ("test", dataset.test)):
         parts = []

@@ -19,8 +19,8 @@ from fedloom.evaluation.likelihood import (
 )
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
+from fedloom.modalities.likelihoods import Bernoulli, Gaussian
 from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.models.likelihoods import Bernoulli, Gaussian
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective, Step
 from fedloom.objectives.elbo import Elbo

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.evaluation.secret_priors import attack_prior
-from fedloom.models.likelihoods import Bernoulli
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
 from fedloom.streams import Streams
 

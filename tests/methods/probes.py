@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, ServerState
-from fedloom.models.likelihoods import Bernoulli
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Losses, Step

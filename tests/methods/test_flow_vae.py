@@ -18,8 +18,8 @@ from fedloom.federation.records import Batch, Federation, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, make_method
 from fedloom.methods.generator import Generator
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
-from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.objectives.flows import LatentFlow, Refinement

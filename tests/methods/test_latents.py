@@ -10,7 +10,7 @@ from fedloom.config import ServerConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Records, batch_of
 from fedloom.methods.latents import DRAWS, Draw, FitMixture, NearestPoint, nearest, points, release
-from fedloom.models.likelihoods import Bernoulli
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
 from fedloom.privacy.noise import Moment
 from fedloom.privacy.releases import Query

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedloom.models.likelihoods import Bernoulli
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedloom.federation.records import Batch
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.history import RememberingVAE, remembered
-from fedloom.models.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
 from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.contrastive import Contrastive

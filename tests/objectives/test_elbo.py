@@ -8,7 +8,7 @@ from torch import Tensor, distributions, nn
 
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
-from fedloom.models.likelihoods import Bernoulli
+from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Flat, Routed
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Losses, Step

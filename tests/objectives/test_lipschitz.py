@@ -8,7 +8,7 @@ from torch.func import jacrev, vmap
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
-from fedloom.models.likelihoods import Gaussian
+from fedloom.modalities.likelihoods import Gaussian
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Step

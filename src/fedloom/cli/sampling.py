@@ -35,7 +35,8 @@ def sample(
     if problem := run.folder.not_for_release:
         warnings.warn(f"{folder} is {problem}", FedloomWarning, stacklevel=1)
     generator = run.generator(round_number)
-    save_grid(generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of), out)
+    made = generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of)
+    save_grid(made, out, kind=generator.kind)
     if as_json:
         show_json(
             {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError
 from fedloom.evaluation.classification import Head, fit_head
-from fedloom.federation.records import Federation, Silo, as_float, concatenate
+from fedloom.federation.records import Federation, Silo, concatenate
 from fedloom.methods.generator import Generator
 from fedloom.models.labelled import LinearHead
 
@@ -95,7 +95,7 @@ class Heads:
         return Common(Head(head.weight.detach().double(), head.bias.detach().double()), None)
 
     def _fit(self, x: Tensor, y: Tensor) -> Head:
-        return fit_head(as_float(x).flatten(1), y, len(self.federation.classes))
+        return fit_head(self.federation.modality.decode(x).flatten(1), y, len(self.federation.classes))
 
 
 def label_shares(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:

@@ -22,7 +22,7 @@ from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.evaluation.classification import Head, Scores, confusion, recalls, score
 from fedloom.experiment import Run
 from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes, values_of
-from fedloom.federation.records import Federation, Records, Silo, as_float
+from fedloom.federation.records import Federation, Records, Silo
 from fedloom.privacy.summary import NONE, summarise
 from fedloom.streams import Streams
 
@@ -220,7 +220,7 @@ class Stage:
 
     def of(self, head: Head, records: Records) -> Tensor:
         """A head's probabilities of the plain classes."""
-        return self.plain(head.probabilities(as_float(records.x).flatten(1)))
+        return self.plain(head.probabilities(records.values.flatten(1)))
 
     def common(self, records: Records | None, suffix: str) -> list[Tensor]:
         """Each silo's view of its common head on some records, or on its own validation records."""
@@ -230,7 +230,7 @@ class Stage:
             assert table is not None
             if suffix:  # add one to each count, so that a class that the silo has not met stays possible
                 prior = label_shares(silo.train.y, len(self.federation.classes), smoothing=1.0)
-                found.append(self.plain(common.at(prior, as_float(table.x).flatten(1))))
+                found.append(self.plain(common.at(prior, table.values.flatten(1))))
                 continue
             key = (id(common), id(table))
             if key not in known:
@@ -285,9 +285,9 @@ class Stage:
         """How many of the nearest records of a gallery are of a query's class."""
         test = self.federation.test
         order = self.streams.permutation("downstream/queries", len(test))
-        queries, wanted = as_float(test.x[order]).flatten(1), self.class_of[test.y[order]]
+        queries, wanted = test.values[order].flatten(1), self.class_of[test.y[order]]
         own = [
-            precision(queries, wanted, as_float(silo.train.x).flatten(1), self.class_of[silo.train.y])
+            precision(queries, wanted, silo.train.values.flatten(1), self.class_of[silo.train.y])
             for silo in self.federation.silos
         ]
         found: dict[str, Any] = {"nearest": NEAREST, LOCAL: mean(own)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Kind, Member, Stack
-from fedloom.federation.records import Records, as_float
+from fedloom.federation.records import Records
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
@@ -166,4 +166,4 @@ def gathered(records: Records, index: Tensor, mask: Tensor) -> Tensors:
         name: column.index_select(0, index.flatten()).reshape(*index.shape, *column.shape[1:])
         for name, column in records.columns().items()
     }
-    return {**rows, "x": as_float(rows["x"]), "mask": mask}
+    return {**rows, "x": records.modality.decode(rows["x"]), "mask": mask}

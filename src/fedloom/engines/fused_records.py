@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -77,10 +78,11 @@ class ChunkTable:
         self.records = self._empty(0)
 
     def _empty(self, rows: int) -> Records:
-        columns = self._largest_first[0].train.columns()
-        return Records(
-            **{n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in columns.items()}
-        )
+        like = self._largest_first[0].train
+        empty = {
+            n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in like.columns().items()
+        }
+        return replace(like, **empty)
 
     def for_engine(self) -> ChunkTable:
         """In a place of its own."""

@@ -259,6 +259,7 @@ def made_up_records(silo: Silo, classes: int, streams: Streams) -> Records:
         group=torch.tensor(silo.groups)[number % len(silo.groups)],
         subject=None if real.subject is None else number,
         attributes=None if real.attributes is None else torch.zeros(TRIED_ROWS, *real.attributes.shape[1:]),
+        kind=real.kind,
     )
 
 

@@ -15,7 +15,7 @@ from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.likelihood import likelihoods
 from fedloom.evaluation.neighbours import nearest
 from fedloom.federation.outliers import is_outlier
-from fedloom.federation.records import Canaries, Federation, Records, as_float, concatenate
+from fedloom.federation.records import Canaries, Federation, Records, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway
 from fedloom.methods.distil import Distil
@@ -87,7 +87,7 @@ class Target:
 
     def values(self, records: Records) -> Tensor:
         """Records as the model sees them."""
-        return as_float(records.x.to(self.device))
+        return records.modality.decode(records.x.to(self.device))
 
     @torch.no_grad()
     def samples(self, count: int, kind: Kind) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.errors import DataError
-from fedloom.federation.records import Records, as_float
+from fedloom.federation.records import Records
 from fedloom.streams import Streams
 
 
@@ -37,7 +37,7 @@ class DomainClassifier:
         if len(records) == 0:
             raise DataError("the domain classifier needs at least one record")
         table = records.take(_balanced(records.group, groups, limit, streams))
-        x, target = as_float(table.x), functional.one_hot(table.group, groups).to(torch.float32)
+        x, target = table.values, functional.one_hot(table.group, groups).to(torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(streams.torch_seed("domain-classifier/init"))
             network = _network(x, groups)

@@ -21,7 +21,7 @@ from fedloom.evaluation.frechet import Moments
 from fedloom.evaluation.likelihood import codes, reconstructions
 from fedloom.evaluation.memorisation import Memorisation, memorisation
 from fedloom.federation.archives import cache_folder
-from fedloom.federation.records import Federation, Records, Silo, as_float, concatenate
+from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.generator import Generator
 from fedloom.models.vae import VAE
@@ -89,7 +89,7 @@ class Real:
         backbone = load_backbone(
             config.backbone, device=self.device, resolution=config.resolution, weights=config.weights
         )
-        return FeatureCache(backbone, cache_folder() / "features")
+        return FeatureCache(backbone, cache_folder() / "features", self.federation.modality.decode)
 
     @cached_property
     def features(self) -> dict[Group, Tensor]:
@@ -117,7 +117,7 @@ class Autoencoder:
 
     def inputs(self, records: Records) -> tuple[Tensor, Tensor]:
         """Values and groups as the model takes them."""
-        return as_float(records.x.to(self.device)), records.group.to(self.device)
+        return records.modality.decode(records.x.to(self.device)), records.group.to(self.device)
 
     @cached_property
     def reconstructions(self) -> Tensor:
@@ -198,7 +198,7 @@ class Evaluation:
         real, found = self.real, {}
         for group, x in self.samples.items():
             tables = x[: len(real.held_out[group])], real.held_out[group].x, real.training[group].x
-            found[group] = memorisation(*(as_float(table.to(real.device)) for table in tables))
+            found[group] = memorisation(*(real.federation.modality.decode(table.to(real.device)) for table in tables))
         return found
 
     @cached_property

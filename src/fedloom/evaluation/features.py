@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedloom.backbones.base import Backbone
 from fedloom.evaluation.frechet import Moments
-from fedloom.federation.records import as_float
+from fedloom.modalities.numbers import decode
 from fedloom.runs.files import write_atomically
 
 # Raise it when an extractor's preparation of images changes, so that what was stored before is not found.
@@ -33,16 +33,19 @@ def content_digest(x: Tensor, extractor: str) -> str:
 class FeatureCache:
     """One backbone's features and moments by content; ``stored`` ones also lie in ``folder``."""
 
-    def __init__(self, backbone: Backbone, folder: Path | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, folder: Path | None = None, decode: Callable[[Tensor], Tensor] = decode
+    ) -> None:
         self.backbone = backbone
         self.folder = folder
+        self._decode = decode
         self._memory: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
 
     def features(self, x: Tensor, *, stored: bool = False) -> Tensor:
-        """(n, d) features of stored values (uint8 images or floats); slice the result for groups."""
+        """(n, d) features of stored values, or of such as models make; slice the result for groups."""
 
         def compute() -> dict[str, Tensor]:
-            return {"features": self.backbone.features(as_float(x))}
+            return {"features": self.backbone.features(self._decode(x))}
 
         return self._recall(x, "features", compute, stored)["features"]
 

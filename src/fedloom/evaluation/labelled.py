@@ -10,7 +10,6 @@ from torch import Tensor
 from fedloom.evaluation.classification import confusion, fit_head, score
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.keys import metric_key
-from fedloom.federation.records import as_float
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.labelled import ConditionalVAE
 from fedloom.streams import Streams
@@ -28,7 +27,7 @@ def synthetic_utility(evaluation: Evaluation) -> dict[str, float]:
         return evaluation.skip("utility", "some held-out records have no label")
     x = torch.cat([samples.flatten(1) for samples in evaluation.samples.values()]).cpu()
     head = fit_head(x, evaluation.labels.repeat(len(evaluation.groups)), classes)
-    predicted = head.probabilities(as_float(test.x).flatten(1)).argmax(dim=1)
+    predicted = head.probabilities(test.values.flatten(1)).argmax(dim=1)
     found = score(confusion(test.y, predicted, classes, classes), torch.arange(classes))
     names = {
         "accuracy": found.accuracy,
@@ -42,7 +41,7 @@ def sliced_distance(evaluation: Evaluation) -> dict[str, float]:
     """The sliced 2-Wasserstein distance of samples to held-out records, as many of them."""
     found = {}
     for group, samples in evaluation.samples.items():
-        real = as_float(evaluation.real.held_out[group].x).flatten(1)
+        real = evaluation.real.held_out[group].values.flatten(1)
         fake = samples[: len(real)].flatten(1).cpu()
         key = metric_key("sliced-wasserstein", f"directions-{DIRECTIONS}", len(fake), group)
         found[key] = sliced_wasserstein(real[: len(fake)], fake)
@@ -66,7 +65,7 @@ def class_variance(evaluation: Evaluation) -> dict[str, float]:
         test, fake = evaluation.real.federation.test.of_group(index), evaluation.samples[group].flatten(1).cpu()
         ratios = []
         for label in range(len(evaluation.real.federation.classes)):
-            real, made = as_float(test.x[test.y == label]).flatten(1), fake[evaluation.labels == label]
+            real, made = test.values[test.y == label].flatten(1), fake[evaluation.labels == label]
             if len(real) > 1 and len(made) > 1 and (spread := _variance(real)) > 0:
                 ratios.append(_variance(made) / spread)
         for name, of in (("mean", mean), ("least", min), ("most", max)):
@@ -87,7 +86,7 @@ def posterior(evaluation: Evaluation) -> dict[str, float]:
     for silo in evaluation.real.federation.silos:
         model = evaluation.silo_model(silo)
         if isinstance(model, ConditionalVAE) and not bool((test.y < 0).any()):
-            x, y = as_float(test.x).to(evaluation.real.device), test.y.to(evaluation.real.device)
+            x, y = test.values.to(evaluation.real.device), test.y.to(evaluation.real.device)
             nats = divergence(model.encode(x, y), model.prior(y))
             found[metric_key("kl", "nats", len(test), silo=silo.name)] = nats.mean().item()
     if not found:

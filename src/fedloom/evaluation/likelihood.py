@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.modalities.likelihoods import Gaussian
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
 from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.models.likelihoods import Gaussian
 from fedloom.models.vae import VAE
 from fedloom.streams import Streams
 

@@ -30,7 +30,7 @@ from fedloom.evaluation.secret_priors import ATTEMPTS, HANDFUL, attack_prior
 from fedloom.evaluation.spread import spread
 from fedloom.evaluation.steepness import lipschitz
 from fedloom.federation.outliers import is_outlier
-from fedloom.federation.records import UNLABELLED, Federation, as_float
+from fedloom.federation.records import UNLABELLED, Federation
 from fedloom.federation.rounds import Site
 from fedloom.methods.generator import Generator
 from fedloom.sharing.plan import Tensors
@@ -84,7 +84,7 @@ def pixel_spread(evaluation: Evaluation) -> Values:
     """How much a group's samples differ from each other, as a share of how much its held-out images do."""
     count, found = evaluation.config.samples, {}
     for index, group in enumerate(evaluation.groups):
-        real = as_float(evaluation.real.federation.test.of_group(index).x.to(evaluation.real.device))
+        real = evaluation.real.federation.test.of_group(index).to(evaluation.real.device).values
         found[metric_key("spread", "pixels", count, group)] = spread(evaluation.samples[group], real)
     return found
 
@@ -374,7 +374,7 @@ class Evaluator:
                 raise ConfigError("evaluation.metrics: " + unknown("metric", name, METRICS))
         if ON_FEATURES & set(self.config.metrics):
             backbone = self.real.extractor.backbone
-            trial = backbone.features(as_float(self.federation.test.x[:1]))
+            trial = backbone.features(self.federation.test.take(torch.arange(1)).values)
             if "inception-score" in self.config.metrics:
                 backbone.classify(trial)
 

@@ -1,6 +1,6 @@
 """An experiment ties data, method, engine and evaluation together, and lives through its rounds."""
 
-from fedloom.experiment.experiment import Experiment, Run, load, resume, setting_of, torch_device, train
+from fedloom.experiment.experiment import Experiment, Run, load, resume, torch_device, train
 from fedloom.experiment.lives import Life, Observer, file_name, live_together
 from fedloom.experiment.states import KeptModels, restored
 
@@ -15,7 +15,6 @@ __all__ = [
     "load",
     "restored",
     "resume",
-    "setting_of",
     "torch_device",
     "train",
 ]

@@ -56,7 +56,7 @@ class Experiment:
         elif config.data.layout == "centralised":
             federation = federation.centralised()
         federation = with_canaries(federation, config.audit, Streams(config.seed))
-        method = make_method(setting_of(config, federation))
+        method = make_method(Setting.of(config, federation))
         if method.labelled:
             federation.require_labels(method.name)
         return cls(config, federation, method)
@@ -127,12 +127,6 @@ class Experiment:
             raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
 
 
-def setting_of(config: Config, federation: Federation) -> Setting:
-    """The public facts of a federation that a method is made for."""
-    names = tuple(silo.name for silo in federation.silos)
-    return Setting(config, federation.shape, federation.groups, federation.classes, names)
-
-
 def torch_device(name: str) -> torch.device:
     """A device by its name, if this machine has it."""
     try:
@@ -162,8 +156,9 @@ class Run:
         """The generators after a round, by default the newest that was kept; no training data are needed."""
         checkpoint = load_checkpoint(self.folder.path, round_number)
         public = checkpoint.facts["setting"]
-        setting = Setting(self.config, tuple(public["shape"]), tuple(public["groups"]), tuple(public["classes"]))
-        return Generator(make_method(setting), server_state(checkpoint), setting.groups, setting.classes)
+        shape, groups, classes = (tuple(public[name]) for name in ("shape", "groups", "classes"))
+        setting = Setting(self.config, shape, groups, classes, kind=public.get("modality", ""))
+        return Generator(make_method(setting), server_state(checkpoint), groups, classes, setting.modality.name)
 
     def sample(self, count: int, *, group: str, label: str = "", seed: int = 0) -> Tensor:
         """Records of a group from the newest checkpoint: images in [0, 1], or vectors; of one class, where named."""
@@ -189,7 +184,11 @@ class Run:
         evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
         state = restored(checkpoint, experiment.federation)
         generator = Generator(
-            experiment.method, state.server, experiment.federation.groups, experiment.federation.classes
+            experiment.method,
+            state.server,
+            experiment.federation.groups,
+            experiment.federation.classes,
+            experiment.federation.modality.name,
         )
         rounds, egress = (
             [row for row in rows if row["round"] <= state.round]

@@ -148,13 +148,14 @@ class Life:
         every = config.evaluation.every
         if state.round != config.rounds and (every == 0 or state.round % every):
             return {}
-        generator = Generator(self.experiment.method, state.server, federation.groups, federation.classes)
-        if len(federation.shape) == 3 and generator.pathways:
+        kind = federation.modality.name
+        generator = Generator(self.experiment.method, state.server, federation.groups, federation.classes, kind)
+        if federation.modality.shows(federation.shape) and generator.pathways:
             samples = folder.samples_of(state.round)
             for group in federation.groups:
                 way, device = generator.pathways[0], self.evaluator.device
                 images = generator.sample(GRID, group=group, seed=config.seed, pathway=way, device=device)
-                save_grid(images, samples / f"{file_name(group)}.png")
+                save_grid(images, samples / f"{file_name(group)}.png", kind=kind)
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
         return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
 

@@ -28,6 +28,7 @@ def checkpoint_of(
         "participants": list(chosen),
         "federation": federation.digest,
         "setting": {
+            "modality": federation.modality.name,
             "shape": list(federation.shape),
             "groups": list(federation.groups),
             "classes": list(federation.classes),

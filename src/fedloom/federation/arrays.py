@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fedloom.errors import DataError
 from fedloom.federation.records import UNLABELLED, Dataset, Records
+from fedloom.modalities.base import modality_of
 from fedloom.streams import Streams
 
 Column = NDArray[Any]  # a whole number or a text for each example
 
 ONE_GROUP = "all"  # the group of records that were given none
-_COLOUR_CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Table:
     owner: Column | None = None
     subject: Column | None = None
     attributes: Mapping[str, Column] = field(default_factory=dict)
+    kind: str = ""  # the name of their modality, where it was given
 
     def rows(self, index: NDArray[np.int64]) -> Table:
         """The rows at ``index``, in that order."""
@@ -41,31 +42,14 @@ class Table:
             owner=None if self.owner is None else self.owner[index],
             subject=None if self.subject is None else self.subject[index],
             attributes={name: values[index] for name, values in self.attributes.items()},
+            kind=self.kind,
         )
 
 
-def examples(values: Any, name: str) -> Tensor:
-    """An array as (n, channels, height, width) uint8 or float32 images, or as (n, d) float32 features.
-
-    Images without a channel axis get one; a channel axis at the end (1 or 3 long) moves to the front.
-    """
+def examples(values: Any, name: str, kind: str = "") -> Tensor:
+    """An array as the records of that modality are stored; without one, as images or as vectors."""
     array = _as_numpy(values, name)
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise DataError(f"{name} holds {array.dtype} values; give uint8 images or floats")
-    if array.ndim < 2 or array.ndim > 4 or 0 in array.shape or (array.ndim == 2 and array.dtype == np.uint8):
-        raise DataError(
-            f"{name} has shape {array.shape}; give images of shape (n, height, width) or "
-            f"(n, channels, height, width), or float features of shape (n, d), with at least one example"
-        )
-    if array.dtype != np.uint8:
-        array = array.astype(np.float32)
-        if not np.isfinite(array).all():
-            raise DataError(f"{name} holds values that are not finite")
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] not in _COLOUR_CHANNELS and array.shape[3] in _COLOUR_CHANNELS:
-        array = np.moveaxis(array, 3, 1)
-    return torch.from_numpy(np.array(array, order="C"))
+    return modality_of(kind, array.shape[1:]).read(array, name)
 
 
 def column(values: Any, count: int, name: str) -> Column:
@@ -114,6 +98,7 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
             group=group,
             subject=None if table.subject is None else whole("subject", table.subject, subjects, count),
             attributes=_one_hot(table, attributes) if attributes else None,
+            kind=table.kind,
         )
 
     home = None if test.owner is None else _numbers(test.owner, owners, len(test.x))

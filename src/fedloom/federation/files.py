@@ -144,7 +144,8 @@ def load_npz(path: str) -> Dataset:
     (n, height, width, 1 or 3), or float features of shape (n, d). ``y`` (class), ``group``, ``owner`` (the silo, for
     ``data.partition = "natural"``), ``subject`` (whose record it is) and ``attribute_<name>`` hold a whole number or
     a text for each record. ``x_test``, ``y_test`` and so on are the held-out records; without ``x_test`` a tenth of
-    the records, chosen at random, is held out. The names of MedMNIST files (``train_images``, ``train_labels``,
+    the records, chosen at random, is held out. ``modality`` is the name of what the records are, where they are neither
+    images nor vectors. The names of MedMNIST files (``train_images``, ``train_labels``,
     ``test_images``, ``test_labels``) are understood too, and their ``val_*`` is left out.
     """
     file = _existing(path, "npz", "an .npz file")
@@ -152,15 +153,17 @@ def load_npz(path: str) -> Dataset:
     if "x_train" not in arrays:
         raise DataError(f"{file} has no array 'x_train' (or 'train_images')")
 
+    kind = str(arrays.get("modality", ""))
+
     def table(split: str) -> Table:
-        x = examples(arrays[f"x_{split}"], f"x_{split} of {file}")
+        x = examples(arrays[f"x_{split}"], f"x_{split} of {file}", kind)
         found = {
             key.removesuffix(f"_{split}"): column(arrays[key], len(x), f"{key} of {file}")
             for key in arrays
             if key.endswith(f"_{split}") and key.startswith(COLUMNS)
         }
         attributes = {key.removeprefix(ATTRIBUTE): found.pop(key) for key in list(found) if key.startswith(ATTRIBUTE)}
-        return Table(x, attributes=attributes, **found)
+        return Table(x, attributes=attributes, kind=kind, **found)
 
     return assemble(file.stem, table("train"), table("test") if "x_test" in arrays else None)
 
@@ -168,7 +171,7 @@ def load_npz(path: str) -> Dataset:
 def load_embeddings(path: str) -> Dataset:
     """An .npz file of labelled vectors, such as ``fedloom embed`` writes; what could not be learned from is refused."""
     dataset = load_npz(path)
-    if len(dataset.train.shape) != 1:
+    if dataset.train.modality.name != "vector":
         raise DataError(f"{path} holds records of shape {dataset.train.shape}, not vectors; 'fedloom embed' makes some")
     for name, records in (("training", dataset.train), ("held-out", dataset.test)):
         if bool((records.y < 0).any()):

@@ -94,4 +94,5 @@ def _as_own(silo: Silo, number: int, outliers: Records, label: int, streams: Str
         group=like.group,
         subject=None if own.subject is None else first + torch.arange(len(outliers)),  # each a person of its own
         attributes=like.attributes,
+        kind=own.kind,
     )

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError, DataError, unknown
+from fedloom.modalities.base import Modality, modality_of
 
 UNLABELLED = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """A table of examples; ``x`` as stored (uint8 images stand for x/255, floats for themselves)."""
+    """A table of examples; ``x`` as their modality stores it."""
 
     x: Tensor  # (n, *shape)
     y: Tensor  # (n,) int64 class, UNLABELLED where unknown
@@ -25,6 +26,7 @@ class Records:
     subject: Tensor | None = None  # (n,) int64: whose record it is, for subject-level privacy
     attributes: Tensor | None = None  # (n, a) float32: further conditions
     home: Tensor | None = None  # (n,) int64: of held-out records, the number of the silo that held each out, or -1
+    kind: str = ""  # the name of their modality; "": that which their shape speaks for
 
     def __post_init__(self) -> None:
         for name in ("y", "group", "subject", "attributes", "home"):
@@ -40,14 +42,24 @@ class Records:
         """The shape of one example."""
         return tuple(self.x.shape[1:])
 
+    @cached_property
+    def modality(self) -> Modality:
+        """What they are."""
+        return modality_of(self.kind, self.shape)
+
+    @property
+    def values(self) -> Tensor:
+        """``x`` as models see it."""
+        return self.modality.decode(self.x)
+
     def columns(self) -> dict[str, Tensor]:
         """By name, without those that are missing."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in found.items() if column is not None}
+        return {name: column for name, column in found.items() if isinstance(column, Tensor)}
 
     def take(self, index: Tensor) -> Records:
         """The rows at ``index``, in that order."""
-        return Records(**{name: column[index] for name, column in self.columns().items()})
+        return replace(self, **{name: column[index] for name, column in self.columns().items()})
 
     def of_group(self, group: int) -> Records:
         """The rows of one group."""
@@ -55,7 +67,7 @@ class Records:
 
     def to(self, device: torch.device | str) -> Records:
         """The same table on another device."""
-        return Records(**{name: column.to(device) for name, column in self.columns().items()})
+        return replace(self, **{name: column.to(device) for name, column in self.columns().items()})
 
 
 def concatenate(tables: Sequence[Records]) -> Records:
@@ -68,12 +80,8 @@ def concatenate(tables: Sequence[Records]) -> Records:
         group=torch.cat([t.group for t in tables]),
         subject=torch.cat(subjects) if len(subjects) == len(tables) else None,
         attributes=torch.cat(attributes) if len(attributes) == len(tables) else None,
+        kind=tables[0].kind,
     )
-
-
-def as_float(x: Tensor) -> Tensor:
-    """Stored values as the models see them: uint8 images become [0, 1], everything else float32."""
-    return x / 255.0 if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +100,7 @@ def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Bat
     """Gather a batch, converted to what models see; without a mask every row counts."""
     rows = records.take(index)
     return Batch(
-        x=as_float(rows.x),
+        x=rows.values,
         y=rows.y,
         group=rows.group,
         mask=torch.ones(len(rows), device=rows.x.device) if mask is None else mask,
@@ -154,10 +162,10 @@ class RemoteSilo(Silo):
     declared: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...]) -> RemoteSilo:
-        """A silo whose records, of a shape, are somewhere else."""
+    def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...], kind: str = "") -> RemoteSilo:
+        """A silo whose records, of a shape and kind, are somewhere else."""
         none = torch.empty(0, dtype=torch.int64)
-        return cls(name, Records(torch.empty(0, *shape), none, none), declared=groups)
+        return cls(name, Records(torch.empty(0, *shape), none, none, kind=kind), declared=groups)
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
@@ -203,21 +211,28 @@ class Federation:
         for silo in self.silos:
             if len(silo) == 0 and not isinstance(silo, RemoteSilo):
                 raise DataError(f"silo '{silo.name}' holds no records")
+            if silo.train.modality != self.modality:
+                raise DataError(
+                    f"silo '{silo.name}' holds {silo.train.modality.plural}, the others {self.modality.plural}"
+                )
             if silo.train.shape != self.shape:
                 raise DataError(
                     f"silo '{silo.name}' holds records of shape {silo.train.shape}, the others {self.shape}"
                 )
-            if not silo.train.x.is_floating_point() and silo.train.x.dtype != torch.uint8:
-                raise DataError(f"silo '{silo.name}' holds {silo.train.x.dtype} values; give uint8 images or floats")
             for records in (silo.train, *((silo.validation,) if silo.validation is not None else ())):
-                if records.x.is_floating_point() and not torch.isfinite(records.x).all():
-                    raise DataError(f"silo '{silo.name}' holds values that are not finite")
+                if complaint := self.modality.objection(records.x) if len(records) else "":
+                    raise DataError(f"silo '{silo.name}' holds {complaint}")
             if max(silo.groups) >= len(self.groups) or min(silo.groups) < 0:
                 raise DataError(f"silo '{silo.name}' has records of a group that the federation does not name")
-        if len(self.test) and self.test.shape != self.shape:
-            raise DataError(f"the held-out records have shape {self.test.shape}, those of the silos {self.shape}")
-        if self.test.x.is_floating_point() and not torch.isfinite(self.test.x).all():
-            raise DataError("the held-out records hold values that are not finite")
+        if len(self.test):
+            if self.test.modality != self.modality:
+                raise DataError(
+                    f"the held-out records are {self.test.modality.plural}, those of the silos {self.modality.plural}"
+                )
+            if self.test.shape != self.shape:
+                raise DataError(f"the held-out records have shape {self.test.shape}, those of the silos {self.shape}")
+            if complaint := self.modality.objection(self.test.x):
+                raise DataError(f"the held-out records hold {complaint}")
 
     def __len__(self) -> int:
         return len(self.silos)
@@ -226,6 +241,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.silos[0].train.shape
+
+    @property
+    def modality(self) -> Modality:
+        """What the records are."""
+        return self.silos[0].train.modality
 
     @property
     def is_remote(self) -> bool:

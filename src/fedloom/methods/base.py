@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import fedloom.methods
 from fedloom.config import Config, LocalConfig, ModelConfig, parse
 from fedloom.errors import ConfigError, unknown
+from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
+from fedloom.modalities.base import Modality, modalities, modality_of
+from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
 from fedloom.privacy.mechanism import Mechanism, NoPrivacy
@@ -262,12 +265,25 @@ class Setting:
     groups: tuple[str, ...]
     classes: tuple[str, ...]
     silos: tuple[str, ...] = ()  # their names; unknown where a run is only sampled
+    kind: str = ""  # the name of the records' modality; "": that which their shape speaks for
 
     def __post_init__(self) -> None:
         for silo in self.config.model.silos:
             if self.silos and silo not in self.silos:
                 raise ConfigError("model.silos: " + unknown("silo", silo, self.silos))
-            self.model_at(silo)
+        for silo in ("", *self.config.model.silos):
+            self.likelihood_at(silo)
+
+    @classmethod
+    def of(cls, config: Config, federation: Federation) -> Setting:
+        """A configuration and the public facts of a federation."""
+        names = tuple(silo.name for silo in federation.silos)
+        return cls(config, federation.shape, federation.groups, federation.classes, names, federation.modality.name)
+
+    @property
+    def modality(self) -> Modality:
+        """What the records are."""
+        return modality_of(self.kind, self.shape)
 
     @property
     def streams(self) -> Streams:
@@ -278,6 +294,11 @@ class Setting:
         """The settings of a silo's networks."""
         model = self.config.model
         return model.changed(model.silos.get(silo, {}), f"model.silos.{silo}", ARCHITECTURE)
+
+    def likelihood_at(self, silo: str) -> Likelihood:
+        """p(x | z) of a silo's networks."""
+        model, field = self.model_at(silo), f"model.silos.{silo}.likelihood" if silo else "model.likelihood"
+        return self.modality.likelihood(model.likelihood, model.variance, field)
 
     @property
     def widest_latent(self) -> int:
@@ -307,7 +328,17 @@ class Recipe:
     summary: str
     options: type
     make: Callable[[Setting, Any], Method]
-    vectors: bool = False  # whether it learns labelled vectors, such as embeddings, and nothing else
+    modalities: tuple[str, ...] = ()  # of the records that it can learn; empty: all
+
+    def check(self, setting: Setting) -> None:
+        """Complain about records that it cannot learn."""
+        if self.modalities and setting.modality.name not in self.modalities:
+            wanted = " or ".join(modalities()[name].plural for name in self.modalities)
+            hint = "; see 'fedloom embed'" if "vector" in self.modalities else ""
+            raise ConfigError(
+                f"method '{self.name}' needs {wanted}, but the records have shape {setting.shape} and are "
+                f"{setting.modality.plural}{hint}"
+            )
 
 
 METHODS: Registry[Recipe] = Registry("method", "fedloom.methods", Recipe, lambda: values_in(fedloom.methods, "RECIPE"))
@@ -323,6 +354,7 @@ def make_method(setting: Setting) -> Method:
     if config.local.warmup > config.rounds:
         raise ConfigError(f"local.warmup = {config.local.warmup} must be at most rounds = {config.rounds}")
     recipe, options = METHODS.get(config.method.name, "method.name"), config.method.options
+    recipe.check(setting)
     made = recipe.make(setting, parse(recipe.options, options, "method", beside=("name",)))
     whole = with_server_step(with_penalty(with_posterior(made, setting), setting), setting)
     return replace(whole, averaging=config.server.averaging)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -49,7 +49,7 @@ def from_noise(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: 
 
 def make(setting: Setting, options: Options) -> Method:
     """Generator GLOBAL, discriminator SILO; in every step the discriminator moves first."""
-    require_vectors(setting, "dp_cgan")
+    require_classes(setting, "dp_cgan")
     latent, classes, local = setting.config.model.latent, len(setting.classes), setting.config.local
     plan = SharingPlan({"generator": GLOBAL, "discriminator": SILO}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
@@ -77,5 +77,5 @@ RECIPE = Recipe(
     "a conditional GAN on embeddings: discriminators at home, generator averaged",
     Options,
     make,
-    vectors=True,
+    modalities=("vector",),
 )

@@ -21,7 +21,7 @@ from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
 from fedloom.methods.conditional_pathways import conditional_pathways
-from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -90,7 +90,8 @@ PHASES: dict[str, Callable[[Setting, Options], tuple[Phase, ...]]] = {
 
 def make(setting: Setting, options: Options) -> Method:
     """Encoder SILO, where there is one, and decoder GLOBAL."""
-    width, model = require_vectors(setting, "dp_cvae"), setting.config.model
+    require_classes(setting, "dp_cvae")
+    width, model = setting.shape[0], setting.config.model
     if options.loss == "reference":
         warnings.warn(COLLAPSE, FedloomWarning, stacklevel=2)
     blocks = {"decoder": GLOBAL} if model.posterior == "closed-form" else {"encoder": SILO, "decoder": GLOBAL}
@@ -108,5 +109,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "dp_cvae", "a conditional VAE on embeddings: encoders at home, the decoder averaged", Options, make, vectors=True
+    "dp_cvae",
+    "a conditional VAE on embeddings: encoders at home, the decoder averaged",
+    Options,
+    make,
+    modalities=("vector",),
 )

@@ -18,7 +18,6 @@ from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting, branched
 from fedloom.methods.vaes import check_silos, latent_sizes
-from fedloom.models.convolutional import require_images
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
 from fedloom.sharing.plan import GLOBAL, SharingPlan
@@ -64,7 +63,6 @@ def from_noise(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: 
 
 def make(setting: Setting, options: Options) -> Method:
     """Both blocks GLOBAL; in every step the discriminator moves first, then the generator."""
-    require_images(setting.shape)
     if setting.config.model.branches:
         raise ConfigError("model.branches is for decoders; fedgan has one generator for all groups")
     latent = setting.config.model.latent
@@ -102,4 +100,6 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe("fedgan", "a DCGAN, generator and discriminator averaged over everybody", Options, make)
+RECIPE = Recipe(
+    "fedgan", "a DCGAN, generator and discriminator averaged over everybody", Options, make, modalities=("image",)
+)

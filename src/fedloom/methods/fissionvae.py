@@ -47,8 +47,8 @@ def make(setting: Setting, options: Options) -> Method:
                 f"method.prior = '{LEARNABLE}' needs method.hierarchy = true: p(z1|z2) is what is learned"
             )
         return flat_vae_method("fissionvae", setting, encoder=GLOBAL, decoder=decoder, prior=options.prior)
-    if options.ssim_weight and len(setting.shape) != 3:
-        raise ConfigError(f"method.ssim_weight needs images; these records have shape {setting.shape}")
+    if options.ssim_weight and setting.modality.name != "image":
+        raise ConfigError(f"method.ssim_weight needs images; these records are {setting.modality.plural}")
     return vae_method(
         "fissionvae",
         setting,

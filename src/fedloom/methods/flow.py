@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedloom.config import at_least
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import LabelOptions, require_vectors, with_labels
+from fedloom.methods.labels import LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
 from fedloom.sharing.plan import GLOBAL, SharingPlan
@@ -51,7 +51,8 @@ def carried(
 
 def make(setting: Setting, options: Options) -> Method:
     """One block, GLOBAL."""
-    width = require_vectors(setting, "flow")
+    require_classes(setting, "flow")
+    width = setting.shape[0]
     scale = options.scale or width**-0.5
     plan = SharingPlan({"flow": GLOBAL}, setting.groups).with_scopes(setting.config.sharing.scopes)
     generate = partial(carried, options.steps, scale)
@@ -67,5 +68,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "flow", "flow matching on embeddings, one small network averaged over everybody", Options, make, vectors=True
+    "flow",
+    "flow matching on embeddings, one small network averaged over everybody",
+    Options,
+    make,
+    modalities=("vector",),
 )

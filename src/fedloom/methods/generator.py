@@ -27,6 +27,7 @@ class Generator:
     server: ServerState
     groups: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    kind: str = ""  # the name of the modality of what they make; "": that which its shape speaks for
 
     def model(self, group: str) -> nn.Module:
         """The model of a group with what the server holds; blocks that never leave a silo keep fresh weights."""

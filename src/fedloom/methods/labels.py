@@ -96,12 +96,7 @@ def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Meth
     )
 
 
-def require_vectors(setting: Setting, method: str) -> int:
-    """The length of the records, which must be vectors of at least two classes."""
-    if len(setting.shape) != 1:
-        raise ConfigError(
-            f"method '{method}' needs vectors, but the records have shape {setting.shape}; see 'fedloom embed'"
-        )
+def require_classes(setting: Setting, method: str) -> None:
+    """Complain unless there are at least two."""
     if len(setting.classes) < 2:
         raise ConfigError(f"method '{method}' needs records of at least two classes, not {len(setting.classes)}")
-    return setting.shape[0]

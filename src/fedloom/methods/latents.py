@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from fedloom.config import ServerConfig
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.federation.records import Batch, as_float
+from fedloom.federation.records import Batch, Records
 from fedloom.methods.base import Release
 from fedloom.models.vae import VAE
 from fedloom.privacy.releases import BoundedSum, Query, Unbounded
@@ -128,7 +128,7 @@ class FitMixture:
                 "pip install 'fedloom[eval]'"
             ) from error
         with torch.no_grad():
-            codes = _codes(query.model, as_float(query.records.x), query.records.group).cpu()
+            codes = _codes(query.model, query.records.values, query.records.group).cpu()
         count = min(self.components, len(codes))
         codes = codes.expand(2, -1) if len(codes) == 1 else codes  # no mixture is fitted to a single record
         seed = query.streams.torch_seed("distil/mixture", silo=query.moment.silo) % 2**32

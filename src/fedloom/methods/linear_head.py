@@ -17,7 +17,7 @@ from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
-from fedloom.methods.labels import require_vectors
+from fedloom.methods.labels import require_classes
 from fedloom.models.labelled import LinearHead
 from fedloom.objectives.base import Objective
 from fedloom.objectives.labelled import CrossEntropy
@@ -44,7 +44,7 @@ def build(setting: Setting, _: Site) -> LinearHead:
 
 def make(setting: Setting, options: Options) -> Method:
     """Block ``head`` GLOBAL."""
-    require_vectors(setting, "linear_head")
+    require_classes(setting, "linear_head")
     local, private = setting.config.local, setting.config.privacy.mechanism != "none"
     optimizer = OptimizerPlan.of(local)
     plain = OptimizerPlan("sgd", local.learning_rate, keep=local.keep_optimizer)
@@ -69,5 +69,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "linear_head", "a linear classifier: FedAvg, FedProx or DP logistic regression", Options, make, vectors=True
+    "linear_head",
+    "a linear classifier: FedAvg, FedProx or DP logistic regression",
+    Options,
+    make,
+    modalities=("vector",),
 )

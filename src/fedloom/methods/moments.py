@@ -19,7 +19,7 @@ from fedloom.config import above
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Pathway, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
-from fedloom.methods.labels import TemperedLabels, require_vectors
+from fedloom.methods.labels import TemperedLabels, require_classes
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
@@ -100,7 +100,8 @@ def from_class(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: 
 
 def make(setting: Setting, options: Options) -> Method:
     """No phases: one release in a silo's first round."""
-    width, classes = require_vectors(setting, "moments"), len(setting.classes)
+    require_classes(setting, "moments")
+    width, classes = setting.shape[0], len(setting.classes)
     how = Contribution(classes, options.radius, options.product_weight, options.count_weight)
     payload = payload_of_sums(MOMENTS, "class sums, products and counts, once", how.shapes(width))
     return Method(
@@ -116,5 +117,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "moments", "class means, shared covariance and counts, sent once: a generator", Options, make, vectors=True
+    "moments",
+    "class means, shared covariance and counts, sent once: a generator",
+    Options,
+    make,
+    modalities=("vector",),
 )

@@ -115,4 +115,6 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe("refined_moments", "moments, then classes learned apart by gradients", Options, make, vectors=True)
+RECIPE = Recipe(
+    "refined_moments", "moments, then classes learned apart by gradients", Options, make, modalities=("vector",)
+)

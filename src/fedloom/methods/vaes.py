@@ -14,7 +14,6 @@ from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Se
 from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.history import RememberingVAE
-from fedloom.models.likelihoods import LIKELIHOODS
 from fedloom.models.linear import LinearVAE
 from fedloom.models.networks import Network, network, widened
 from fedloom.models.priors import prior_means
@@ -48,7 +47,7 @@ class BuildVAE:
     def __call__(self, site: Site) -> VAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
         model, shape, plan = self.setting.model_at(site.name), self.setting.shape, self.plan
-        likelihood, means = LIKELIHOODS[model.likelihood](model.variance), self.prior_means[:, : model.latent]
+        likelihood, means = self.setting.likelihood_at(site.name), self.prior_means[:, : model.latent]
         if "encoder" not in plan.blocks:
             return LinearVAE(branched(plan, "decoder", site, lambda g: self._decoder(model, g)), means, model.variance)
         # The encoder first: the order in which weights are drawn is part of what a seed means.

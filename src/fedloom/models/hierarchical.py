@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.gaussian import DiagonalGaussian
-from fedloom.models.likelihoods import Likelihood
 from fedloom.models.networks import route
 from fedloom.models.vae import VAE
 

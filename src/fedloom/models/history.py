@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.likelihoods import Likelihood
+from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.vae import VAE
 
 FILLED, ENCODER = "history.filled", "encoder."

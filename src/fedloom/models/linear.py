@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
+from fedloom.modalities.likelihoods import Gaussian
 from fedloom.models.gaussian import DiagonalGaussian
-from fedloom.models.likelihoods import Gaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 

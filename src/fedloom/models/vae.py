@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.gaussian import DiagonalGaussian
-from fedloom.models.likelihoods import Likelihood
 from fedloom.models.networks import route
 
 

@@ -208,12 +208,10 @@ class Registry(Database):
 
     def _sketch(self, silo: Silo) -> Hashes:
         """The smallest keyed hashes of a silo's records, whatever their labels and order, and each once."""
-        from fedloom.federation.records import as_float  # torch, which a silo's other processes do without
-
         hashes = [
             int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8, key=self._key).digest(), "little")
             for start in range(0, len(silo), ROWS)
-            for row in as_float(silo.train.x[start : start + ROWS]).flatten(1).cpu().numpy()
+            for row in silo.train.modality.decode(silo.train.x[start : start + ROWS]).flatten(1).cpu().numpy()
         ]
         return np.unique(np.array(hashes, dtype=np.uint64))[:SKETCH]
 

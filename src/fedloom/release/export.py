@@ -157,6 +157,7 @@ def write_safetensors(folder: Path, subject: Subject) -> dict[str, Any]:
     facts = {
         "schema": SCHEMA,
         "config": public.to_mapping(),
+        "modality": generator.kind,
         "shape": list(subject.shape),
         "groups": list(generator.groups),
         "classes": list(generator.classes),
@@ -174,6 +175,7 @@ def load_generators(path: Path | str) -> Generator:
             raise RunFolderError(f"{folder} has export schema {facts['schema']}; this version reads {SCHEMA}")
         config = parse(Config, facts["config"])
         shape, groups, classes = (tuple(facts[name]) for name in ("shape", "groups", "classes"))
+        kind = str(facts.get("modality", ""))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunFolderError(f"{folder} holds no exported generators that can be read ({error})") from error
@@ -189,8 +191,8 @@ def load_generators(path: Path | str) -> Generator:
             buffers[owner][parameter] = tensor
         else:
             memory[rest] = tensor
-    method = make_method(Setting(config, shape, groups, classes))
-    return ExportedGenerators(method, ServerState(blocks, memory), groups, classes, buffers)
+    method = make_method(Setting(config, shape, groups, classes, kind=kind))
+    return ExportedGenerators(method, ServerState(blocks, memory), groups, classes, kind, buffers)
 
 
 # ONNX

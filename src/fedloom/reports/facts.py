@@ -207,9 +207,8 @@ def _method(subject: Subject) -> Method | None:
         return subject.generator.method
     if subject.federation is None:
         return None
-    federation = subject.federation
     try:
-        return make_method(Setting(subject.run.folder.config, federation.shape, federation.groups, federation.classes))
+        return make_method(Setting.of(subject.run.folder.config, subject.federation))
     except FedloomError:
         return None
 

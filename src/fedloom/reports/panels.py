@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.federation.records import Federation, Records, as_float, concatenate
+from fedloom.federation.records import Federation, Records, concatenate
 from fedloom.methods.generator import Generator
+from fedloom.modalities.base import modality_of
 from fedloom.models.vae import VAE
 from fedloom.reports.charts import Series, scatter
 from fedloom.reports.facts import Subject
@@ -84,9 +85,10 @@ def _generator(subject: Subject) -> Generator:
 def _imaging(subject: Subject) -> Generator:
     """The generator, where what it makes can be shown."""
     generator = _generator(subject)
-    shape = generator.sample(1, group=generator.groups[0]).shape[1:]
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise NotShownError(f"records of shape {tuple(shape)} are no images of 1 or 3 channels")
+    one = generator.sample(1, group=generator.groups[0])
+    shape = tuple(one.shape[1:])
+    if modality_of(generator.kind, shape).tiles(one) is None:
+        raise NotShownError(f"records of shape {shape} are no images of 1 or 3 channels")
     return generator
 
 
@@ -121,14 +123,14 @@ def reconstructions(subject: Subject) -> Drawn:
     federation, generator, figures, errors = _federation(subject), _encoding(subject), [], {}
     _imaging(subject)
     for index, group in enumerate(generator.groups[:MOST_GROUPS]):
-        images = as_float(_held_out(federation, index, ROW, _streams(subject)).x)
+        images = _held_out(federation, index, ROW, _streams(subject)).values
         if len(images) == 0:
             continue
         model, rows = generator.model(group), torch.full((len(images),), index)
         assert isinstance(model, VAE)
         rebuilt = model.likelihood.mean(model.decode(model.encode(images, rows).mean, rows))
         errors[group] = (rebuilt - images).square().mean().item()
-        figures.append(Figure(group, grid(torch.cat([images, rebuilt]), columns=len(images))))
+        figures.append(Figure(group, grid(torch.cat([images, rebuilt]), columns=len(images), kind=generator.kind)))
     return figures, {"mean_squared_error": errors, "images": ROW}
 
 
@@ -146,7 +148,7 @@ def interpolations(subject: Subject) -> Drawn:
                 noise[key] = (shares.cos() * ends[0] + shares.sin() * ends[1]).reshape(ROW, *shape)
             rows = torch.full((ROW,), index)
             lines.append(way.generate(generator.model(group), noise, rows, rows))
-        figures.append(Figure(group, grid(torch.cat(lines), columns=ROW)))
+        figures.append(Figure(group, grid(torch.cat(lines), columns=ROW, kind=generator.kind)))
     return figures, {}
 
 
@@ -157,7 +159,11 @@ def pathways(subject: Subject) -> Drawn:
         raise NotShownError("")
     _imaging(subject)
     return [
-        Figure(f"{name}: {way.summary}", grid(generator.sample(SMALL, group=group, pathway=name)), row=group)
+        Figure(
+            f"{name}: {way.summary}",
+            grid(generator.sample(SMALL, group=group, pathway=name), kind=generator.kind),
+            row=group,
+        )
         for group in generator.groups[:MOST_GROUPS]
         for name, way in generator.method.pathways.items()
     ], {}
@@ -179,7 +185,11 @@ def prior_swaps(subject: Subject) -> Drawn:
         raise NotShownError("")  # one prior for all
     _imaging(subject)
     return [
-        Figure(f"prior of {prior}" + (" (its own)" if group == prior else ""), grid(images), row=f"decoder of {group}")
+        Figure(
+            f"prior of {prior}" + (" (its own)" if group == prior else ""),
+            grid(images, kind=generator.kind),
+            row=f"decoder of {group}",
+        )
         for (group, prior), images in made.items()
     ], {}
 
@@ -192,7 +202,7 @@ def latent_space(subject: Subject) -> Drawn:
         records = _held_out(federation, index, max(20, POINTS // len(generator.groups)), _streams(subject))
         model = generator.model(group)
         assert isinstance(model, VAE)
-        codes[group] = model.encode(as_float(records.x), torch.full((len(records),), index)).mean.double()
+        codes[group] = model.encode(records.values, torch.full((len(records),), index)).mean.double()
         labels[group] = [federation.classes[y] if y >= 0 else "unlabelled" for y in records.y.tolist()]
         priors = model.prior_means.double()
     plane = _plane(torch.cat(list(codes.values())))
@@ -258,11 +268,11 @@ def nearest_neighbours(subject: Subject) -> Drawn:
     figures, numbers = [], {}
     for index, group in enumerate(generator.groups[:MOST_GROUPS]):
         rows = torch.nonzero(training.group == index).flatten()
-        held_out = as_float(_held_out(federation, index, TRIED, _streams(subject)).x)
+        held_out = _held_out(federation, index, TRIED, _streams(subject)).values
         if len(rows) == 0 or len(held_out) == 0:
             continue
         order = _streams(subject).permutation("report/training", len(rows), silo=index)[:SEARCHED]
-        known = as_float(training.x[rows[order]])
+        known = training.take(rows[order]).values
         samples = generator.sample(TRIED, group=group, seed=subject.run.folder.config.seed)
         distance, nearest = _nearest(samples, known)
         closest = distance.argsort(stable=True)[:ROW]
@@ -278,7 +288,8 @@ def nearest_neighbours(subject: Subject) -> Drawn:
             f"{group}: median distance to the nearest of {len(known):,} training images "
             f"{distance.median().item():.3g} for samples, {usual:.3g} for held-out images"
         )
-        figures.append(Figure(caption, grid(torch.cat([samples[closest], known[nearest[closest]]]), columns=ROW)))
+        pairs = torch.cat([samples[closest], known[nearest[closest]]])
+        figures.append(Figure(caption, grid(pairs, columns=ROW, kind=generator.kind)))
     return figures, numbers
 
 

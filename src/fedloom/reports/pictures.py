@@ -41,9 +41,9 @@ def data_uri(image: Image.Image) -> str:
     return _address(*encoded(image))
 
 
-def grid(images: Tensor, columns: int = 0) -> str:
-    """A grid of images as a picture."""
-    return data_uri(grid_of(images, columns))
+def grid(x: Tensor, columns: int = 0, kind: str = "") -> str:
+    """A grid of records of a kind as a picture."""
+    return data_uri(grid_of(x, columns, kind=kind))
 
 
 @dataclass(frozen=True)

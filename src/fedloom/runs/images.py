@@ -11,23 +11,23 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.errors import DataError
+from fedloom.modalities.base import modality_of
 from fedloom.runs.files import write_atomically
 
 MARGIN = 2
 
 
-def grid_of(images: Tensor, columns: int = 0, margin: int = MARGIN) -> Image.Image:
-    """Images in [0, 1], shape (n, 1 or 3, height, width), side by side; about as wide as high unless told."""
-    if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise DataError(
-            f"records of shape {tuple(images.shape[1:])} are no images of 1 or 3 channels: no grid can be drawn"
-        )
-    count, channels, height, width = images.shape
+def grid_of(x: Tensor, columns: int = 0, margin: int = MARGIN, kind: str = "") -> Image.Image:
+    """The tiles of records of a kind, as models see them, side by side; about as wide as high unless told."""
+    shape = tuple(x.shape[1:])
+    tiles = modality_of(kind, shape).tiles(x)
+    if tiles is None:
+        raise DataError(f"records of shape {shape} are no images of 1 or 3 channels: no grid can be drawn")
+    count, height, width, channels = tiles.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     canvas = np.full((rows * (height + margin) + margin, columns * (width + margin) + margin, channels), 255, np.uint8)
-    pixels = (images.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-    for index, tile in enumerate(pixels):
+    for index, tile in enumerate(tiles):
         top, left = (
             margin + size * place
             for size, place in zip((height + margin, width + margin), divmod(index, columns), strict=True)
@@ -36,8 +36,8 @@ def grid_of(images: Tensor, columns: int = 0, margin: int = MARGIN) -> Image.Ima
     return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
 
 
-def save_grid(images: Tensor, path: Path, columns: int = 0) -> None:
+def save_grid(x: Tensor, path: Path, columns: int = 0, kind: str = "") -> None:
     """Write a grid as PNG."""
     buffer = io.BytesIO()
-    grid_of(images, columns).save(buffer, format="PNG")
+    grid_of(x, columns, kind=kind).save(buffer, format="PNG")
     write_atomically(path, buffer.getvalue())

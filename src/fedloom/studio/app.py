@@ -230,34 +230,34 @@ def start(look: Looked, draw: int = 0) -> Response:
 @router.get("/runs/{key}/{round}/frame")
 def frame(look: Looked, values: Values, draw: int = 0) -> Response:
     """The image at a place."""
-    return _picture(look.explorer.images(look.view, look.explorer.place(look.view, draw, values).unsqueeze(0)))
+    return _picture(look, look.explorer.images(look.view, look.explorer.place(look.view, draw, values).unsqueeze(0)))
 
 
 @router.get("/runs/{key}/{round}/sample")
 def sample(look: Looked, draw: int) -> Response:
     """The image at a random place."""
-    return _picture(look.explorer.images(look.view, look.explorer.drawn(look.view, draw).unsqueeze(0)))
+    return _picture(look, look.explorer.images(look.view, look.explorer.drawn(look.view, draw).unsqueeze(0)))
 
 
 @router.get("/runs/{key}/{round}/atlas")
 def atlas(look: Looked, values: Values, draw: int = 0) -> Response:
     """Images all over the plane of the first two directions."""
-    return _picture(look.explorer.atlas(look.view, draw, values), ATLAS)
+    return _picture(look, look.explorer.atlas(look.view, draw, values), ATLAS)
 
 
 @router.get("/runs/{key}/{round}/between")
 def between(look: Looked, first: int, last: int, share: Annotated[float, Query(ge=0, le=1)]) -> Response:
     """The image on the way from one random place to another."""
-    return _picture(look.explorer.between(look.view, (first, last), torch.tensor([share])))
+    return _picture(look, look.explorer.between(look.view, (first, last), torch.tensor([share])))
 
 
 @router.get("/runs/{key}/{round}/strip")
 def strip(look: Looked, first: int, last: int) -> Response:
     """Several images on that way, side by side."""
-    return _picture(look.explorer.between(look.view, (first, last), torch.linspace(0, 1, STRIP)), STRIP)
+    return _picture(look, look.explorer.between(look.view, (first, last), torch.linspace(0, 1, STRIP)), STRIP)
 
 
-def _picture(images: Tensor, columns: int = 1) -> Response:
+def _picture(look: Look, images: Tensor, columns: int = 1) -> Response:
     buffer = io.BytesIO()
-    grid_of(images, columns, margin=0).save(buffer, format="PNG", compress_level=1)
+    grid_of(images, columns, margin=0, kind=look.explorer.generator.kind).save(buffer, format="PNG", compress_level=1)
     return Response(buffer.getvalue(), media_type="image/png")

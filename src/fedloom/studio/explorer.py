@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedloom.errors import ConfigError, unknown
 from fedloom.methods.base import Pathway
 from fedloom.methods.generator import Generator
+from fedloom.modalities.base import modality_of
 from fedloom.streams import Streams
 
 REACH = 3.0  # how far from the mean a slider goes: 3 standard deviations
@@ -64,9 +65,10 @@ class Explorer:
     def __post_init__(self) -> None:
         if not self.generator.pathways:
             raise ConfigError(f"method '{self.generator.method.name}' has no generator at the server to explore")
-        shape = self.images(self.settled(View()), torch.zeros(1, self.dimensions(self.settled(View())))).shape[1:]
-        if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ConfigError(f"records of shape {tuple(shape)} are no images, so there is nothing to look at")
+        one = self.images(self.settled(View()), torch.zeros(1, self.dimensions(self.settled(View()))))
+        shape = tuple(one.shape[1:])
+        if modality_of(self.generator.kind, shape).tiles(one) is None:
+            raise ConfigError(f"records of shape {shape} are no images, so there is nothing to look at")
 
     def settled(self, view: View) -> View:
         """The view with its defaults, if all of it is there."""

@@ -221,8 +221,7 @@ class SiloService:
         with refused():
             check_deployable(config.privacy)
         federation, index = self._federation, self._index
-        names = tuple(silo.name for silo in federation.silos)
-        method = make_method(Setting(config, federation.shape, federation.groups, federation.classes, names))
+        method = make_method(Setting.of(config, federation))
         # Plans are made from records, and only this silo's are here: it is looked at alone.
         budgets = {name: value for name, value in config.privacy.budgets.items() if name == self._silo.name}
         own = replace(config, privacy=replace(config.privacy, budgets=budgets))

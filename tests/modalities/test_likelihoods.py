@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from fedloom.models.likelihoods import LIKELIHOODS, Bernoulli, Gaussian
+from fedloom.modalities.likelihoods import LIKELIHOODS, Bernoulli, Gaussian
 
 
 def pixels(*shape: int) -> Tensor:

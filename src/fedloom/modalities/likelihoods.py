@@ -1,4 +1,4 @@
-"""How likely an image is given what a decoder puts out, in nats, one value per example."""
+"""How likely a record is given what a decoder puts out, in nats, one value per example."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Likelihood(Protocol):
         ...
 
     def mean(self, output: Tensor) -> Tensor:
-        """The expected image, in [0, 1]."""
+        """The expected record, as models see it."""
         ...
 
     def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
-        """An image drawn around its mean, from standard normal noise of the same shape."""
+        """A record drawn around its mean, from standard normal noise of the same shape."""
         ...
 
 
@@ -71,4 +71,4 @@ class Gaussian:
 LIKELIHOODS: dict[str, Callable[[float], Likelihood]] = {
     "bernoulli": lambda _: Bernoulli(),
     "gaussian": Gaussian,
-}  # given the variance
+}  # of images and vectors, given the variance

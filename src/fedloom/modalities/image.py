@@ -1,0 +1,51 @@
+"""Images of any number of channels: (channels, height, width), pixels in [0, 1]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.modalities.base import Modality, Tiles
+from fedloom.modalities.likelihoods import LIKELIHOODS
+from fedloom.modalities.numbers import checked, decode, objection
+
+CHANNELS = (1, 3)  # grey and colour, which every reader of PNG files understands alike
+
+
+def read(array: NDArray[Any], name: str) -> Tensor:
+    """Images without a channel axis get one; a channel axis at the end (1 or 3 long) moves to the front."""
+    array = checked(array, name)
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
+        array = np.moveaxis(array, 3, 1)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def encode(x: Tensor) -> NDArray[np.uint8]:
+    """Pixels as uint8, which stand for x / 255."""
+    pixels: NDArray[np.uint8] = (x.clamp(0, 1) * 255).round().byte().cpu().numpy()
+    return pixels
+
+
+def tiles(x: Tensor) -> Tiles | None:
+    """The images themselves, where they are grey or have three colours."""
+    return np.moveaxis(encode(x), 1, 3) if x.dim() == 4 and x.shape[1] in CHANNELS else None
+
+
+MODALITY = Modality(
+    name="image",
+    plural="images",
+    read=read,
+    objection=objection,
+    decode=decode,
+    encode=encode,
+    tiles=tiles,
+    likelihoods=LIKELIHOODS,
+    formats=("folder", "npz", "parquet"),
+    is_picture=True,
+)
