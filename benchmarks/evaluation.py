@@ -25,7 +25,7 @@ from fedloom.engines.base import initial_state
 from fedloom.errors import FedloomWarning
 from fedloom.evaluation.suite import METRICS, ON_FEATURES, Evaluator
 from fedloom.experiment import Experiment
-from fedloom.federation.records import Federation, Records, Silo, as_float
+from fedloom.federation.records import Federation, Records, Silo
 from fedloom.methods.generator import Generator
 
 SHAPE, CLASSES = (1, 28, 28), 10
@@ -57,7 +57,7 @@ def measure_extractors(backbones: Sequence[str], device: str) -> list[dict[str, 
     for name in backbones:
         backbone = load_backbone(name, device=device)
         count = backbone.batch_size
-        images = as_float(random_federation(2 * count).test.x)[:count]
+        images = random_federation(2 * count).test.values[:count]
         backbone.features(images)  # warm
         once = seconds_of(partial(backbone.features, images))
         batches = max(1, round(SECONDS / REPEATS / once))

@@ -18,6 +18,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"errors"},
     {"presets", "registry"},
     {"config", "streams"},
+    {"modalities"},
     {"federation", "backbones"},
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs"},

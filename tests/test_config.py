@@ -68,7 +68,7 @@ def test_later_overrides_win_and_the_mapping_given_stays_as_it_was() -> None:
     [
         ("roundz=3", r"unknown key 'roundz'; did you mean 'rounds'\?"),
         ("local.epoch=3", r"unknown key 'local.epoch'; did you mean 'local.epochs'\?"),
-        ("model.likelihood=bernouli", r"model.likelihood: unknown value 'bernouli'; did you mean 'bernoulli'\?"),
+        ("model.penalty=jacobi", r"model.penalty: unknown value 'jacobi'; did you mean 'jacobian'\?"),
         ("rounds=1.5", r"rounds = 1.5 must be a whole number"),
         ("rounds=true", r"rounds = True must be a whole number"),
         ("seed=many", r"seed = 'many' must be a whole number"),

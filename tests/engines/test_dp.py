@@ -178,7 +178,7 @@ OVERRIDES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].vectors])
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].modalities != ("vector",)])
 @pytest.mark.parametrize("layout", ["federated", "centralised"])
 def test_every_method_of_the_house_runs_private(name: str, layout: str, tmp_path: Path) -> None:
     few = ("rounds=1", "data.records_per_silo=20", "local.batch_size=8", f"data.layout={layout}")

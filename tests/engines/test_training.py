@@ -11,7 +11,7 @@ from fedloom.engines.base import FederationState, Result, initial_state, site_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
-from fedloom.federation.records import Federation, as_float
+from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.sharing.plan import BlockKey, Tensors
 from support import equal_bits, federation_of, tiny_config
@@ -42,7 +42,7 @@ def test_local_training_equals_a_plain_loop(optimizer: str, size: int) -> None:
     trainer, start = trainer_of(federation, *overrides)
     result = train_one(trainer, start, silo=1, round_number=3)
 
-    streams, x = trainer.streams, as_float(federation.silos[1].train.x)
+    streams, x = trainer.streams, federation.silos[1].train.values
     model = trainer.method.build(site_of(federation, 1))
     encoder, decoder = model.encoder, model.decoder
     assert isinstance(encoder, nn.Module)

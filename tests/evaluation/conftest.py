@@ -1,7 +1,7 @@
 import pytest
 from torch import Tensor
 
-from fedloom.federation.records import Dataset, as_float
+from fedloom.federation.records import Dataset
 from fedloom.federation.sources import SOURCES
 
 
@@ -14,4 +14,4 @@ def mixed_mnist() -> Dataset:
 @pytest.fixture(scope="session")
 def held_out(mixed_mnist: Dataset) -> list[Tensor]:
     """The test images of each group in [0, 1]."""
-    return [as_float(mixed_mnist.test.of_group(group).x) for group in range(2)]
+    return [mixed_mnist.test.of_group(group).values for group in range(2)]

@@ -10,7 +10,7 @@ from fedloom.engines.base import initial_state
 from fedloom.evaluation.spread import spread
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment
-from fedloom.federation.records import Federation, as_float
+from fedloom.federation.records import Federation
 from fedloom.methods.generator import Generator
 from fedloom.streams import Streams
 from support import tiny_config
@@ -55,7 +55,7 @@ def test_the_suite_measures_every_group_against_its_own_held_out_images(tiny_fed
     found = Evaluator(tiny_federation, config.evaluation, Streams(config.seed)).evaluate(generator)
     expected = {}
     for index, group in enumerate(tiny_federation.groups):
-        real = as_float(tiny_federation.test.x[tiny_federation.test.group == index])
+        real = tiny_federation.test.values[tiny_federation.test.group == index]
         images = generator.sample(20, group=group, seed=config.seed)
         expected[f"spread/pixels/n20/group={group}"] = spread(images, real)
     assert len(found) == 2

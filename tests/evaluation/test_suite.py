@@ -22,7 +22,6 @@ from fedloom.evaluation.likelihood import likelihoods
 from fedloom.evaluation.probe import probe
 from fedloom.evaluation.suite import METRICS, ON_FEATURES
 from fedloom.experiment import Run, train
-from fedloom.federation.records import as_float
 from fedloom.streams import Streams
 from support import federation_of, tiny_config
 
@@ -158,7 +157,7 @@ def test_distances_compare_equal_numbers_of_held_out_records_and_samples(evaluat
     found = measured("frechet", evaluation) | measured("kernel", evaluation)
     real, samples, rebuilt = [], [], []
     for vae, group in zip(evaluation.autoencoders, GROUPS, strict=True):
-        images = as_float(evaluation.real.held_out[group].x)
+        images = evaluation.real.held_out[group].values
         real.append(images.flatten(1))
         samples.append(evaluation.generator.sample(COUNT, group=group, seed=1).flatten(1))
         posterior = vae.model.encode(images, vae.held_out.group)
@@ -178,7 +177,7 @@ def test_distances_of_the_other_ways_to_generate(evaluation: Evaluation, tmp_pat
     found = measured("pathways", two)
     assert set(found) == parts("frechet", "pixels-z1") | parts("frechet", "pixels-roundtrip")
     images = two.generator.sample(COUNT, group="mnist", seed=1, pathway="roundtrip").flatten(1)
-    real = as_float(two.real.held_out["mnist"].x).flatten(1)
+    real = two.real.held_out["mnist"].values.flatten(1)
     expected = frechet_distance(Moments.of(real), Moments.of(images))
     key = f"frechet/pixels-roundtrip/n{COUNT}/group=mnist"
     assert found[key] == pytest.approx(expected, rel=1e-5)
@@ -204,7 +203,7 @@ def test_the_papers_distance_is_of_a_fifth_and_as_many_samples(one_group: Evalua
     test, streams = one_group.real.federation.test, one_group.streams
     fifth = streams.permutation("probe/paper", 1000)[800:]
     samples = one_group.generator.sample(200, group="mnist", seed=streams.seed)
-    expected = frechet_distance(*(Moments.of(x.flatten(1)) for x in (as_float(test.x[fifth]), samples)))
+    expected = frechet_distance(*(Moments.of(x.flatten(1)) for x in (test.values[fifth], samples)))
     assert measured("frechet-paper", one_group) == {"frechet/paper-pixels/n200": pytest.approx(expected, rel=1e-5)}
 
 

@@ -12,7 +12,7 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, Observer, resume, train
-from fedloom.federation.records import Federation, as_float
+from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerPlan, Setting, make_method
 from fedloom.runs.checkpoint import load_checkpoint
@@ -103,7 +103,7 @@ def test_training_brings_the_mean_sample_closer_to_the_mean_record(layout: str, 
     config = gan_config(f"data.layout={layout}", "rounds=10", "engine.keep_checkpoints=10", *rates)
     experiment = Experiment.of(config)
     run = experiment.run(tmp_path / "run")
-    target = torch.cat([as_float(silo.train.x) for silo in experiment.federation.silos]).mean(dim=0)
+    target = torch.cat([silo.train.values for silo in experiment.federation.silos]).mean(dim=0)
     samples = {number: run.generator(number).sample(100, group="mnist", seed=1) for number in (1, 10)}
     distance = {number: (images.mean(dim=0) - target).abs().mean().item() for number, images in samples.items()}
     assert torch.isfinite(samples[10]).all()
@@ -135,5 +135,5 @@ def test_wrong_options_are_named(override: str, complaint: str) -> None:
 
 
 def test_records_that_are_no_images_are_refused_before_anything_is_built() -> None:
-    with pytest.raises(ConfigError, match="need images"):
+    with pytest.raises(ConfigError, match="needs images"):
         make_method(Setting(gan_config(), (6,), ("a",), ()))

@@ -12,10 +12,10 @@ from fedloom.config import load_config
 from fedloom.engines.base import initial_state
 from fedloom.errors import ConfigError
 from fedloom.evaluation.suite import Evaluator
-from fedloom.experiment import Experiment, setting_of, train
+from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, make_method
+from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
@@ -25,7 +25,7 @@ HIERARCHY = ("method.hierarchy=true", "model.top_latent=3", "model.top_hidden=[8
 
 
 def tiny_method(federation: Federation, *overrides: str) -> Method:
-    return make_method(setting_of(tiny_config(*overrides), federation))
+    return make_method(Setting.of(tiny_config(*overrides), federation))
 
 
 @pytest.mark.parametrize(

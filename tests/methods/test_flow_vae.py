@@ -13,10 +13,10 @@ from fedloom.engines import choice
 from fedloom.engines.base import RoundReport, initial_state
 from fedloom.engines.charging import silo_plans
 from fedloom.errors import ConfigError
-from fedloom.experiment import Experiment, Observer, resume, setting_of, train
+from fedloom.experiment import Experiment, Observer, resume, train
 from fedloom.federation.records import Batch, Federation, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, make_method
+from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
@@ -115,7 +115,7 @@ def test_the_refiner_is_asked_for_the_record(channel: int) -> None:
 
 
 def tiny_method(federation: Federation, *overrides: str) -> Method:
-    return make_method(setting_of(tiny_config(*overrides), federation))
+    return make_method(Setting.of(tiny_config(*overrides), federation))
 
 
 def test_the_refiner_learns_from_the_noise_that_it_will_meet(tiny_federation: Federation) -> None:

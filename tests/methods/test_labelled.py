@@ -395,7 +395,7 @@ def test_a_class_is_generated_by_its_name_or_number(tmp_path: Path) -> None:
         generator.sample(3, group="all", labels=numbers)
 
 
-LABELLED = sorted(name for name, recipe in METHODS.listed() if recipe.vectors)
+LABELLED = sorted(name for name, recipe in METHODS.listed() if recipe.modalities == ("vector",))
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5", "privacy.accountant=rdp")
 
 

@@ -22,7 +22,7 @@ from support import names_in, tiny_config
 
 def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, Subject]:
     """Generators as they are before the first round, of images or, where the method learns labels, of vectors."""
-    vectors = METHODS[method].vectors
+    vectors = METHODS[method].modalities == ("vector",)
     config = (labelled_config if vectors else _images)(method, "seed=5", *overrides)
     federation = labelled_federation() if vectors else images
     made = Experiment.of(config, federation).method

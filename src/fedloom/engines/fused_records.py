@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -79,10 +78,9 @@ class ChunkTable:
 
     def _empty(self, rows: int) -> Records:
         like = self._largest_first[0].train
-        empty = {
-            n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in like.columns().items()
-        }
-        return replace(like, **empty)
+        return like.holding(
+            {n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in like.columns().items()}
+        )
 
     def for_engine(self) -> ChunkTable:
         """In a place of its own."""

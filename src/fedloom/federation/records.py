@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -57,9 +57,13 @@ class Records:
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in found.items() if isinstance(column, Tensor)}
 
+    def holding(self, columns: Mapping[str, Tensor]) -> Records:
+        """Other records of the same kind."""
+        return Records(kind=self.kind, **columns)
+
     def take(self, index: Tensor) -> Records:
         """The rows at ``index``, in that order."""
-        return replace(self, **{name: column[index] for name, column in self.columns().items()})
+        return self.holding({name: column[index] for name, column in self.columns().items()})
 
     def of_group(self, group: int) -> Records:
         """The rows of one group."""
@@ -67,7 +71,7 @@ class Records:
 
     def to(self, device: torch.device | str) -> Records:
         """The same table on another device."""
-        return replace(self, **{name: column.to(device) for name, column in self.columns().items()})
+        return self.holding({name: column.to(device) for name, column in self.columns().items()})
 
 
 def concatenate(tables: Sequence[Records]) -> Records:

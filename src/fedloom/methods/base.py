@@ -16,7 +16,7 @@ from fedloom.config import Config, LocalConfig, ModelConfig, parse
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.modalities.base import Modality, modalities, modality_of
+from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
@@ -333,7 +333,7 @@ class Recipe:
     def check(self, setting: Setting) -> None:
         """Complain about records that it cannot learn."""
         if self.modalities and setting.modality.name not in self.modalities:
-            wanted = " or ".join(modalities()[name].plural for name in self.modalities)
+            wanted = " or ".join(MODALITIES[name].plural for name in self.modalities)
             hint = "; see 'fedloom embed'" if "vector" in self.modalities else ""
             raise ConfigError(
                 f"method '{self.name}' needs {wanted}, but the records have shape {setting.shape} and are "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -73,9 +73,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "dp_cgan",
-    "a conditional GAN on embeddings: discriminators at home, generator averaged",
-    Options,
-    make,
-    modalities=("vector",),
+    "dp_cgan", "a conditional GAN on embeddings: discriminators at home, generator averaged", Options, make, VECTORS
 )

@@ -21,7 +21,7 @@ from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
 from fedloom.methods.conditional_pathways import conditional_pathways
-from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -109,9 +109,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "dp_cvae",
-    "a conditional VAE on embeddings: encoders at home, the decoder averaged",
-    Options,
-    make,
-    modalities=("vector",),
+    "dp_cvae", "a conditional VAE on embeddings: encoders at home, the decoder averaged", Options, make, VECTORS
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedloom.config import at_least
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
-from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
 from fedloom.sharing.plan import GLOBAL, SharingPlan
@@ -68,9 +68,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "flow",
-    "flow matching on embeddings, one small network averaged over everybody",
-    Options,
-    make,
-    modalities=("vector",),
+    "flow", "flow matching on embeddings, one small network averaged over everybody", Options, make, VECTORS
 )

@@ -22,6 +22,7 @@ from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
 Labels = Literal["global-dp", "uniform", "local"]  # of synthetic records: as noisy counts say, alike, as at each silo
+VECTORS = ("vector",)  # what they learn
 COUNTS = "class-counts"
 SHARE = 0.02  # of the budget
 SMALLEST_SHARE = 0.05  # of an equal one: no class disappears because of noise

@@ -17,7 +17,7 @@ from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
-from fedloom.methods.labels import require_classes
+from fedloom.methods.labels import VECTORS, require_classes
 from fedloom.models.labelled import LinearHead
 from fedloom.objectives.base import Objective
 from fedloom.objectives.labelled import CrossEntropy
@@ -68,10 +68,4 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe(
-    "linear_head",
-    "a linear classifier: FedAvg, FedProx or DP logistic regression",
-    Options,
-    make,
-    modalities=("vector",),
-)
+RECIPE = Recipe("linear_head", "a linear classifier: FedAvg, FedProx or DP logistic regression", Options, make, VECTORS)

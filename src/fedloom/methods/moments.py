@@ -19,7 +19,7 @@ from fedloom.config import above
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Pathway, Recipe, Release, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
-from fedloom.methods.labels import TemperedLabels, require_classes
+from fedloom.methods.labels import VECTORS, TemperedLabels, require_classes
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
@@ -116,10 +116,4 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe(
-    "moments",
-    "class means, shared covariance and counts, sent once: a generator",
-    Options,
-    make,
-    modalities=("vector",),
-)
+RECIPE = Recipe("moments", "class means, shared covariance and counts, sent once: a generator", Options, make, VECTORS)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from torch import Tensor
 import fedloom.modalities
 from fedloom.errors import ConfigError, unknown
 from fedloom.modalities.likelihoods import Likelihood
+from fedloom.registry import Registry, values_in
 
 Shape = tuple[int, ...]
 Tiles = NDArray[np.uint8]  # (n, height, width, 1 or 3)
@@ -53,18 +51,11 @@ class Modality:
         return self.likelihoods[name](variance)
 
 
-@cache
-def modalities() -> dict[str, Modality]:
-    """Every module of this package that defines ``MODALITY``; adding a modality is adding a file."""
-    names = (info.name for info in pkgutil.iter_modules(fedloom.modalities.__path__))
-    modules = [importlib.import_module(f"fedloom.modalities.{name}") for name in names]
-    found: list[Modality] = [module.MODALITY for module in modules if hasattr(module, "MODALITY")]
-    return {modality.name: modality for modality in found}
+MODALITIES = Registry(
+    "modality", "fedloom.modalities", Modality, lambda: values_in(fedloom.modalities, "MODALITY")
+)  # adding one is adding a file
 
 
 def modality_of(name: str, shape: Shape) -> Modality:
     """By name; records that name no modality are images where they have height and width, else vectors."""
-    name = name or ("image" if len(shape) in (2, 3) else "vector")
-    if name not in modalities():
-        raise ConfigError(unknown("modality", name, modalities()))
-    return modalities()[name]
+    return MODALITIES[name or ("image" if len(shape) in (2, 3) else "vector")]

@@ -175,7 +175,7 @@ def load_generators(path: Path | str) -> Generator:
             raise RunFolderError(f"{folder} has export schema {facts['schema']}; this version reads {SCHEMA}")
         config = parse(Config, facts["config"])
         shape, groups, classes = (tuple(facts[name]) for name in ("shape", "groups", "classes"))
-        kind = str(facts.get("modality", ""))
+        modality = str(facts.get("modality", ""))
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunFolderError(f"{folder} holds no exported generators that can be read ({error})") from error
@@ -191,8 +191,8 @@ def load_generators(path: Path | str) -> Generator:
             buffers[owner][parameter] = tensor
         else:
             memory[rest] = tensor
-    method = make_method(Setting(config, shape, groups, classes, kind=kind))
-    return ExportedGenerators(method, ServerState(blocks, memory), groups, classes, kind, buffers)
+    method = make_method(Setting(config, shape, groups, classes, kind=modality))
+    return ExportedGenerators(method, ServerState(blocks, memory), groups, classes, modality, buffers)
 
 
 # ONNX

@@ -161,7 +161,7 @@ def test_no_weights_make_a_silo_answer_otherwise_for_a_record(
     method: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     """In the first round of a run, and in later ones, which go on from what the silo kept."""
-    vectors, config = METHODS[method].vectors, config_for(method, *overrides)
+    vectors, config = METHODS[method].modalities == ("vector",), config_for(method, *overrides)
     plain = records(SHAPES[vectors])
     worlds = [federation(plain), *(federation(with_record(plain, *extreme)) for extreme in EXTREMES[vectors])]
     silos = [service(tmp_path / str(number), world) for number, world in enumerate(worlds)]
