@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from fedloom.config import ServerConfig
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.federation.records import Batch, Records
+from fedloom.federation.records import Batch
 from fedloom.methods.base import Release
 from fedloom.models.vae import VAE
 from fedloom.privacy.releases import BoundedSum, Query, Unbounded

@@ -51,7 +51,7 @@ class Modality:
         return self.likelihoods[name](variance)
 
 
-MODALITIES = Registry(
+MODALITIES: Registry[Modality] = Registry(
     "modality", "fedloom.modalities", Modality, lambda: values_in(fedloom.modalities, "MODALITY")
 )  # adding one is adding a file
 
