@@ -21,7 +21,7 @@ class Page(HTMLParser):
 
     def __post_init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.feed(self.html)
+        self.feed(str(self.html))  # markup would escape what it is joined with
         self.close()
         assert self._open == [], f"never closed: {self._open}"
 

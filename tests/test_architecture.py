@@ -17,7 +17,7 @@ SOURCE = Path(fedloom.__file__).parent
 LAYERS = (  # a room may import the rooms above it in this list
     {"errors"},
     {"presets", "registry"},
-    {"config", "streams"},
+    {"config", "streams", "templating"},
     {"modalities"},
     {"federation", "backbones"},
     {"models", "objectives", "sharing", "privacy"},
@@ -87,7 +87,9 @@ def test_methods_are_found() -> None:
 
 @pytest.mark.parametrize("module", ["fedloom", "fedloom.cli"])
 def test_the_start_does_not_wait_for_torch(module: str) -> None:
-    program = f"import sys, {module}; print([name for name in ('torch', 'numpy', 'PIL') if name in sys.modules])"
+    program = (
+        f"import sys, {module}; print([name for name in ('torch', 'numpy', 'PIL', 'jinja2') if name in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fedloom.errors import ConfigError
+from fedloom.reports.charts import ROWS, Curve, row_chart
 from fedloom.reproduction import tables
-from fedloom.reproduction.curves import HEIGHT, TOP, Curve, drawn
 from fedloom.reproduction.rendering import render_pages
 from fedloom.reproduction.tables import load_table
 from reproduction.test_rendering import put, rendered
@@ -22,7 +22,7 @@ DECLARED = 'curve = { column = "distance", across = "method" }\n'
 
 
 def test_points_are_means_with_bars_of_a_deviation() -> None:
-    root = ElementTree.fromstring(drawn(CURVES, "rows", "values"))
+    root = ElementTree.fromstring(row_chart(CURVES, "rows", "values"))
     groups = root.findall(f"{SVG}g")
     told = [group.findtext(f"{SVG}title") for group in groups]
     assert told == ["1: 2.00 ± 0.00", "2: 5.00 ± 1.41", "4: 2.00 ± 1.73", "2: 3.00 ± 0.00", "many: 8.00 ± 0.00"]
@@ -35,12 +35,12 @@ def test_points_are_means_with_bars_of_a_deviation() -> None:
     bars = [group.find(f"{SVG}path") for group in groups]
     ends = [[float(y) for y in re.findall(r"[ V]([\d.]+)", bar.attrib["d"])] for bar in bars if bar is not None]
     assert len(ends) == 5
-    assert all(TOP <= y <= HEIGHT for bar in ends for y in bar)
+    assert all(ROWS.top <= y <= ROWS.bottom for bar in ends for y in bar)
     assert ends[1][0] - ends[1][1] == pytest.approx(2 * 2**0.5 * (low - high) / 3, abs=0.2)
 
 
 def test_a_row_without_runs_is_a_gap() -> None:
-    lines = re.findall(r'<path d="(M[^"]+)" fill="none"', drawn(CURVES, "rows", "values"))
+    lines = re.findall(r'<path d="(M[^"]+)" fill="none"', row_chart(CURVES, "rows", "values"))
     assert [re.sub(r"[\d. ]", "", line) for line in lines] == ["MLM", "MM"]
 
 

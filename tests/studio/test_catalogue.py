@@ -198,7 +198,7 @@ def test_no_address_is_a_path(client: TestClient, keys: dict[str, str], before: 
 def test_only_the_front_end_is_static(client: TestClient) -> None:
     for name in ("studio.css", "page.css", "page.js", "runs.js", "live.js", "explore.js", "events.js", "icon.svg"):
         assert client.get(f"/static/{name}").status_code == 200
-    for name in ("app.py", "explorer.html", "__init__.py", "one_run.py"):
+    for name in ("app.py", "explore.html", "base.html", "__init__.py", "one_run.py"):
         assert client.get(f"/static/{name}").status_code == 404
 
 

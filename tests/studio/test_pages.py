@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from fedloom.runs.folder import RunFolder
-from fedloom.studio import app, pages, papers, studio
+from fedloom.studio import app, pages, studio
 from fedloom.studio.catalogue import Entry
 from fedloom.studio.glance import Glance
 from fedloom.studio.watch import Sight
@@ -50,9 +50,9 @@ def test_a_line_for_each_run(client: TestClient, keys: dict[str, str]) -> None:
     "part",
     [
         pages.run_row,
-        lambda sight: papers._links([sight]),
-        lambda s: pages.state_mark(s.state),
-        lambda s: f"<main{pages._live('', [s])}></main>",
+        lambda sight: pages.part("runs_of_row", {"sights": [sight]}),
+        lambda sight: pages.state_mark(sight.state),
+        lambda sight: f"<main{pages.part('live', {'address': '', 'sights': [sight]})}></main>",
     ],
 )
 def test_a_state_is_never_markup(part: Callable[[Sight], str]) -> None:

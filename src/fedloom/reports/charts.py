@@ -1,4 +1,7 @@
-"""Charts as inline SVG: colours come from the page's style, hover texts travel in a ``data-hover`` attribute."""
+"""All charts as SVG: where things lie is computed here, and templates draw it.
+
+On a page colours come from its style, and hover texts travel in a ``data-hover`` attribute.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from statistics import mean, stdev
 
-WIDTH, HEIGHT, SQUARE = 440, 250, 400  # narrow enough that letters stay legible on a phone
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 44
+from markupsafe import Markup
+
+from fedloom.templating import render
+
 COLOURS, STYLES = 8, 3  # classes c0..c7 of the style sheet, then again with another dash or mark
+PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 TICKS = 4
 LARGEST = 1e300  # beyond it differences overflow; such a value is left out like one that is not finite
 EDGE = 2  # room for the outline of a box
@@ -19,6 +25,25 @@ MARKED = 15  # up to so many points a line shows each of them
 NICE_STEPS = (1, 2, 2.5, 5, 10)
 
 Point = tuple[float, float | None]
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Area:
+    """A chart's size, and where in it values are drawn: around that there is room for ticks and names."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+LINES = Area(440, 250, left=66, right=426, top=12, bottom=206)  # narrow enough that letters stay legible on a phone
+CLOUDS = Area(400, 400, left=66, right=386, top=12, bottom=356)
+ROWS = Area(640, 300, left=60, right=620, top=12, bottom=256)
+DIAGRAM = 440  # wide
 
 
 @dataclass(frozen=True)
@@ -31,6 +56,11 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: int = 0
+
+    @property
+    def style(self) -> str:
+        """Its classes of the style sheet."""
+        return f"c{self.colour % COLOURS} d{self.colour // COLOURS % STYLES}"
 
 
 def drawable(value: float | None) -> bool:
@@ -76,40 +106,65 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def colour_class(index: int) -> str:
-    """The style classes of a series by its number."""
-    return f"c{index % COLOURS} d{index // COLOURS % STYLES}"
+@dataclass(frozen=True)
+class Axes:
+    """What surrounds a chart: grid lines and ticks as coordinate and text, and what is counted along each side."""
+
+    area: Area
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    x_label: str
+    y_label: str
 
 
-def legend(series: Sequence[Series], mark: str = "line") -> str:
-    """Names with their colours and marks (``line`` or ``dots``); nothing where there is one series without a name."""
-    if not any(one.name for one in series):
-        return ""
-    shape = {"line": "M1 5H21", "dots": "M11 5h.01"}[mark]
-    swatch = '<svg viewBox="0 0 22 10" class="swatch" aria-hidden="true"><path class="{} {}" d="{}"/></svg>'
-    items = (f"<li>{swatch.format(mark, colour_class(one.colour), shape)}{escape(one.name)}</li>" for one in series)
-    return f'<ul class="legend">{"".join(items)}</ul>'
+def _draw(template: str, values: Mapping[str, object]) -> Markup:
+    return render(f"reports/templates/charts/{template}", values)
 
 
-def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str = "round") -> str:
+def _ticks(values: Iterable[float], scale: Scale) -> list[tuple[float, str]]:
+    """Those inside the range."""
+    return [(scale(value), _tick(value)) for value in values if scale.low <= value <= scale.high]
+
+
+def _tick(value: float) -> str:
+    return f"{value + 0.0:.6g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
+
+
+def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str = "round") -> Markup:
     """Lines over rounds; hover shows the values of all of them at the nearest round."""
     known = [(x, y) for one in series for x, y in one.points if y is not None and drawable(y)]
     if not known:
-        return '<p class="quiet">No finite value to draw.</p>'
-    y_ticks = ticks(min(y for _, y in known), max(y for _, y in known))
+        return _draw("nothing.html", {})
+    steps = ticks(min(y for _, y in known), max(y for _, y in known))
     xs = sorted({x for x, _ in known})
-    across = Scale(xs[0], xs[-1], LEFT, WIDTH - RIGHT)
-    up = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [_frame(across, up, whole_ticks(xs[0], xs[-1]), y_ticks, x_label, y_label, WIDTH, HEIGHT)]
-    parts += [_line(one, across, up) for one in series]
-    parts.append(f'<path class="rule" d="M0 {TOP}V{HEIGHT - BOTTOM}" visibility="hidden"/>')
-    values = [(one.name or y_label, dict(one.points)) for one in series]
-    texts = {
-        x: "\n".join([f"{x_label} {x:g}", *(f"{name}: {number(found[x])}" for name, found in values if x in found)])
+    across = Scale(xs[0], xs[-1], LINES.left, LINES.right)
+    up = Scale(steps[0], steps[-1], LINES.bottom, LINES.top)
+    axes = Axes(LINES, _ticks(whole_ticks(xs[0], xs[-1]), across), _ticks(steps, up), x_label, y_label)
+    named = [(one.name or y_label, dict(one.points)) for one in series]
+    texts = (
+        "\n".join([f"{x_label} {x:g}", *(f"{name}: {number(found[x])}" for name, found in named if x in found)])
         for x in xs
-    }
-    hover = [[across(x), None, text] for x, text in texts.items()]
-    return _svg(label, WIDTH, HEIGHT, parts, hover, "x") + legend(series)
+    )
+    hover = json.dumps([[across(x), None, text] for x, text in zip(xs, texts, strict=True)])
+    lines = [(one, *_line(one, across, up)) for one in series]
+    return _draw("lines.html", {"label": label, "axes": axes, "lines": lines, "hover": hover})
+
+
+def _line(one: Series, across: Scale, up: Scale) -> tuple[str, str]:
+    """A path with gaps where a value is missing, and one of dots where points are few or alone."""
+    runs = itertools.groupby(one.points, key=lambda point: drawable(point[1]))
+    whole = [[(across(x), up(y)) for x, y in points if y is not None] for good, points in runs if good]
+    dotted = [place for piece in whole for place in piece if len(one.points) <= MARKED or len(piece) == 1]
+    return "".join(map(_path, whole)), _dots(dotted)
+
+
+def _path(places: Sequence[Place]) -> str:
+    return "M" + "L".join(f"{x} {y}" for x, y in places) if len(places) > 1 else ""
+
+
+def _dots(places: Iterable[Place]) -> str:
+    """A path of strokes almost without length (without any, some printers drop them): one element for all points."""
+    return "".join(f"M{x} {y}h.01" for x, y in places)
 
 
 def scatter(
@@ -117,38 +172,37 @@ def scatter(
     clouds: Sequence[Series],
     x_label: str,
     y_label: str,
-    crosses: Mapping[str, tuple[float, float]],
+    crosses: Mapping[str, Place],
     background: Sequence[Point] = (),
-) -> str:
+) -> Markup:
     """Points in the plane before a faint background; ``crosses`` are named places."""
 
-    def places(points: Iterable[Point]) -> list[tuple[float, float]]:
+    def known(points: Iterable[Point]) -> list[Place]:
         return [(x, y) for x, y in points if drawable(x) and y is not None and drawable(y)]
 
-    known = places([*(point for cloud in clouds for point in cloud.points), *background, *crosses.values()])
-    if not known:
-        return '<p class="quiet">No finite value to draw.</p>'
-    x_ticks, y_ticks = (ticks(min(values), max(values)) for values in zip(*known, strict=True))
-    across = Scale(*_padded([x for x, _ in known]), LEFT, SQUARE - RIGHT)
-    up = Scale(*_padded([y for _, y in known]), SQUARE - BOTTOM, TOP)
-    parts = [_frame(across, up, _inside(x_ticks, across), _inside(y_ticks, up), x_label, y_label, SQUARE, SQUARE)]
-    behind = [(across(x), up(y)) for x, y in places(background)]
-    parts.append(f'<path class="dots behind" d="{_dots(behind)}"/>')
-    hover: list[list[object]] = []
-    for cloud in clouds:
-        dots = [(across(x), up(y)) for x, y in places(cloud.points)]
-        parts.append(f'<path class="dots {colour_class(cloud.colour)}" d="{_dots(dots)}"/>')
-        hover += [[x, y, cloud.name] for x, y in dots]
-    for name, (x, y) in crosses.items():
-        left, top = across(x), up(y)
-        parts.append(f'<path class="cross" d="M{left - 6} {top}h12M{left} {top - 6}v12"/>')
-        hover.append([left, top, name])
-    return _svg(label, SQUARE, SQUARE, parts, hover, "xy") + legend(clouds, "dots")
+    everything = known([*(point for cloud in clouds for point in cloud.points), *background, *crosses.values()])
+    if not everything:
+        return _draw("nothing.html", {})
+    xs, ys = zip(*everything, strict=True)
+    across, up = Scale(*_padded(xs), CLOUDS.left, CLOUDS.right), Scale(*_padded(ys), CLOUDS.bottom, CLOUDS.top)
+    x_ticks, y_ticks = (_ticks(ticks(min(ends), max(ends)), scale) for ends, scale in ((xs, across), (ys, up)))
 
+    def placed(points: Iterable[Point]) -> list[Place]:
+        return [(across(x), up(y)) for x, y in known(points)]
 
-def _dots(places: Iterable[tuple[float, float]]) -> str:
-    """A path of strokes almost without length (without any, some printers drop them): one element for all points."""
-    return "".join(f"M{x} {y}h.01" for x, y in places)
+    named = [(cloud, placed(cloud.points)) for cloud in clouds]
+    centres = {name: (across(x), up(y)) for name, (x, y) in crosses.items()}
+    hover = [[x, y, cloud.name] for cloud, places in named for x, y in places]
+    hover += [[x, y, name] for name, (x, y) in centres.items()]
+    values = {
+        "label": label,
+        "axes": Axes(CLOUDS, x_ticks, y_ticks, x_label, y_label),
+        "behind": _dots(placed(background)),
+        "clouds": [(cloud, _dots(places)) for cloud, places in named],
+        "crosses": [f"M{x - 6} {y}h12M{x} {y - 6}v12" for x, y in centres.values()],
+        "hover": json.dumps(hover),
+    }
+    return _draw("clouds.html", values)
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
@@ -158,28 +212,18 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return low - air, high + air
 
 
-def _inside(marks: Iterable[float], scale: Scale) -> list[float]:
-    return [mark for mark in marks if scale.low <= mark <= scale.high]
-
-
-def bars(label: str, counts: Mapping[str, float]) -> str:
+def bars(label: str, counts: Mapping[str, float]) -> Markup:
     """A small histogram without axes, for a cell of a table; hover names the bar."""
-    width, height = max(60, 9 * len(counts)), 34
-    most = max(counts.values(), default=0) or 1
-    parts, hover = [f'<path class="axis" d="M0 {height - 0.5}H{width}"/>'], []
-    for index, (name, count) in enumerate(counts.items()):
-        tall = round((height - 3) * count / most, 1)
-        parts.append(f'<rect class="bar" x="{9 * index + 1}" y="{height - 1 - tall}" width="7" height="{tall}"/>')
-        hover.append([9 * index + 4.5, None, f"{name}: {count:,}"])
-    return _svg(label, width, height, parts, hover, "x", "histogram")
-
-
-# The head of an arrow, once on a page that has sharing diagrams.
-ARROW_HEAD = (
-    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" '
-    'refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse"><path class="head" d="M0 0L8 4L0 8Z"/>'
-    "</marker></defs></svg>"
-)
+    height, most = 34, max(counts.values(), default=0) or 1
+    hover = [[9 * index + 4.5, None, f"{name}: {count:,}"] for index, (name, count) in enumerate(counts.items())]
+    values = {
+        "label": label,
+        "width": max(60, 9 * len(counts)),
+        "height": height,
+        "bars": [(9 * index + 1, round((height - 3) * count / most, 1)) for index, count in enumerate(counts.values())],
+        "hover": json.dumps(hover) if hover else "",
+    }
+    return _draw("bars.svg", values)
 
 
 @dataclass(frozen=True)
@@ -201,7 +245,26 @@ class Link:
     down: bool
 
 
-def sharing_diagram(silos: Sequence[tuple[str, str, str]], copies: Sequence[Copy], links: Sequence[Link]) -> str:
+@dataclass(frozen=True)
+class _Box:
+    """A rectangle with two lines of text around its ``middle``."""
+
+    left: int
+    middle: float
+    style: str
+    title: str
+    below: str
+
+    def lines(self) -> tuple[str, str]:
+        """The texts, as much of them as there is room for."""
+        return _shortened(self.title, 17), _shortened(self.below, 22)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def sharing_diagram(silos: Sequence[tuple[str, str, str]], copies: Sequence[Copy], links: Sequence[Link]) -> Markup:
     """Silos at the left (name, how many, what stays there), the server's copies at the right, arrows between them."""
     box, gap, wide = 46, 14, 150
     height = max(len(silos), len(copies), 1) * (box + gap) + 30
@@ -210,90 +273,71 @@ def sharing_diagram(silos: Sequence[tuple[str, str, str]], copies: Sequence[Copy
         used = count * (box + gap) - gap
         return [30 + (height - 30 - used) / 2 + index * (box + gap) + box / 2 for index in range(count)]
 
-    left, right = middles(len(silos)), middles(len(copies))
-    parts = [
-        f'<text class="head-line" x="{EDGE + wide / 2}" y="16">silos</text>',
-        f'<text class="head-line" x="{WIDTH - EDGE - wide / 2}" y="16">server</text>',
+    left, right, far = middles(len(silos)), middles(len(copies)), DIAGRAM - EDGE - wide
+    boxes = [
+        _Box(EDGE, middle, "party", name, f"{many}; keeps {stays}" if stays else many)
+        for (name, many, stays), middle in zip(silos, left, strict=True)
     ]
-    for link in links:
-        y1, y2 = left[link.silos], right[link.copy]
-        start, end, bend = EDGE + wide + 3, WIDTH - EDGE - wide - 3, WIDTH / 2
-        arrows = (' marker-end="url(#arrow)"' if link.up else "") + (' marker-start="url(#arrow)"' if link.down else "")
-        scope = escape(copies[link.copy].scope, quote=True)
-        parts.append(f'<path class="flow {scope}" d="M{start} {y1}C{bend} {y1} {bend} {y2} {end} {y2}"{arrows}/>')
-    for (name, many, stays), middle in zip(silos, left, strict=True):
-        parts.append(_box(EDGE, middle, wide, box, "party", name, f"{many}; keeps {stays}" if stays else many))
-    for copy, middle in zip(copies, right, strict=True):
-        parts.append(_box(WIDTH - EDGE - wide, middle, wide, box, f"copy {escape(copy.scope)}", copy.block, copy.owner))
-    return _svg("Who shares what with the server", WIDTH, round(height), parts, [], "x", "sharing")
+    boxes += [
+        _Box(far, middle, f"copy {copy.scope}", copy.block, copy.owner)
+        for copy, middle in zip(copies, right, strict=True)
+    ]
+    start, end, bend = EDGE + wide + 3, far - 3, DIAGRAM / 2
+    curves = ((link, left[link.silos], right[link.copy]) for link in links)
+    values = {
+        "width": DIAGRAM,
+        "height": height,
+        "heads": {"silos": EDGE + wide / 2, "server": far + wide / 2},
+        "flows": [
+            (link, copies[link.copy].scope, f"M{start} {y1}C{bend} {y1} {bend} {y2} {end} {y2}")
+            for link, y1, y2 in curves
+        ],
+        "boxes": boxes,
+        "box": {"width": wide, "height": box},
+    }
+    return _draw("sharing.svg", values)
 
 
-def _box(x: float, middle: float, width: float, height: float, style: str, title: str, below: str) -> str:
-    def line(text: str, most: int, y: float, kind: str) -> str:
-        return f'<text class="{kind}" x="{x + width / 2}" y="{y}">{escape(_shortened(text, most))}</text>'
+@dataclass(frozen=True)
+class Curve:
+    """What the runs of each row have, by the rows' names; a row without runs is a gap."""
 
-    rect = f'<rect class="{style}" x="{x}" y="{middle - height / 2}" width="{width}" height="{height}" rx="6"/>'
-    hint = f"<title>{escape(f'{title}: {below}')}</title>"
-    return f"<g>{hint}{rect}{line(title, 17, middle - 4, 'name')}{line(below, 22, middle + 13, 'note')}</g>"
+    name: str
+    values: dict[str, list[float]]
 
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _line(one: Series, across: Scale, up: Scale) -> str:
-    """A path with gaps where a value is missing, and dots where points are few or alone."""
-    style, pieces = colour_class(one.colour), []
-    runs = itertools.groupby(one.points, key=lambda point: drawable(point[1]))
-    whole = [[(across(x), up(y)) for x, y in points if y is not None] for good, points in runs if good]
-    for piece in whole:
-        if len(piece) > 1:
-            pieces.append("M" + "L".join(f"{x} {y}" for x, y in piece))
-    dotted = [place for piece in whole for place in piece if len(one.points) <= MARKED or len(piece) == 1]
-    return f'<path class="line {style}" d="{"".join(pieces)}"/><path class="dots {style}" d="{_dots(dotted)}"/>'
+    def points(self) -> dict[str, Place]:
+        """Mean and sample deviation of each row that has runs."""
+        known = {row: values for row, values in self.values.items() if values}
+        return {row: (mean(values), stdev(values) if len(values) > 1 else 0.0) for row, values in known.items()}
 
 
-def _frame(
-    across: Scale,
-    up: Scale,
-    x_ticks: Iterable[float],
-    y_ticks: Iterable[float],
-    x_label: str,
-    y_label: str,
-    width: int,
-    height: int,
-) -> str:
-    """Grid lines, tick labels and the names of the axes."""
-    parts = []
-    for tick in y_ticks:
-        y = up(tick)
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{width - RIGHT}"/>')
-        parts.append(f'<text class="tick y" x="{LEFT - 6}" y="{y + 4}">{_tick(tick)}</text>')
-    for tick in x_ticks:
-        parts.append(f'<text class="tick x" x="{across(tick)}" y="{height - BOTTOM + 16}">{_tick(tick)}</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{height - BOTTOM}H{width - RIGHT}"/>')
-    middle = (LEFT + width - RIGHT) / 2
-    parts.append(f'<text class="axis-name" x="{middle}" y="{height - 6}">{escape(x_label)}</text>')
-    up_text = f'x="{-(TOP + height - BOTTOM) / 2}" y="13" transform="rotate(-90)"'
-    parts.append(f'<text class="axis-name" {up_text}>{escape(y_label)}</text>')
-    return "".join(parts)
+@dataclass(frozen=True)
+class _Mark:
+    """A row's mean and the ends of its deviation as coordinates; the hint has them in numbers."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    hint: str
 
 
-def _tick(value: float) -> str:
-    return f"{value + 0.0:.6g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
-
-
-def _svg(
-    label: str,
-    width: int,
-    height: int,
-    parts: Iterable[str],
-    hover: Sequence[Sequence[object]],
-    snap: str,
-    style: str = "chart",
-) -> str:
-    data = f' data-snap="{snap}" data-hover="{escape(json.dumps(hover), quote=True)}"' if hover else ""
-    view = f'viewBox="0 0 {width} {height}"'
-    return (
-        f'<svg class="{style}" {view} role="img" aria-label="{escape(label, quote=True)}"{data}>{"".join(parts)}</svg>'
-    )
+def row_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Markup:
+    """A file of its own: means over runs with bars of a deviation; rows stand at equal distances, as they come."""
+    rows = list(dict.fromkeys(row for curve in curves for row in curve.values))
+    ends = [(middle - spread, middle + spread) for curve in curves for middle, spread in curve.points().values()]
+    steps = ticks(min(low for low, _ in ends), max(high for _, high in ends))
+    across = Scale(0, max(len(rows) - 1, 1), ROWS.left + 20, ROWS.right - 20)
+    up, places = Scale(steps[0], steps[-1], ROWS.bottom, ROWS.top), {row: across(i) for i, row in enumerate(rows)}
+    lines = []
+    for place, curve in enumerate(curves):
+        marks = {
+            row: _Mark(places[row], up(mid), up(mid - spread), up(mid + spread), f"{row}: {mid:.2f} ± {spread:.2f}")
+            for row, (mid, spread) in curve.points().items()
+        }
+        pieces = [list(piece) for known, piece in itertools.groupby(rows, marks.__contains__) if known]
+        path = "".join("M" + "L".join(f"{marks[row].x} {marks[row].y}" for row in piece) for piece in pieces)
+        in_order = [marks[row] for row in rows if row in marks]
+        lines.append((curve.name, PALETTE[place % len(PALETTE)], path, in_order))
+    x_ticks, y_ticks = [(x, row) for row, x in places.items()], [(up(step), f"{step:g}") for step in steps]
+    return _draw("rows.svg", {"axes": Axes(ROWS, x_ticks, y_ticks, x_label, y_label), "lines": lines})

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import tomli_w
+from markupsafe import Markup
 
 from fedloom.privacy.ledger import told
 from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
@@ -15,20 +16,19 @@ from fedloom.reports.health import MARKS
 from fedloom.reports.logs import last, sample_count, uncounted
 from fedloom.reports.panels import Panel
 from fedloom.reports.parts import (
+    Listing,
     Section,
     Story,
     curve_name,
-    figure_grid,
-    finding_list,
     losses_first,
     method_of,
     points_of,
     sample_films,
+    section_body,
     size,
-    table,
-    text,
 )
 from fedloom.runs.metrics import is_metric, split_key
+from fedloom.templating import render
 
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_LINES = 24  # in one chart
@@ -44,7 +44,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     """Everything about one run, in the order in which people ask."""
     facts, found = story.facts, []
 
-    def add(anchor: str, title: str, body: str) -> None:
+    def add(anchor: str, title: str, body: Markup | None) -> None:
         if body:
             found.append(Section(prefix + anchor, title, body))
 
@@ -52,9 +52,9 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
         add("samples", "Samples, round by round", sample_films([story]))
     add("silos", "Who took part", _silos(facts))
     add("sharing", "Who shares what", _sharing(facts))
-    add("metrics", "Metrics", _metrics_table(facts) + _curves(facts, training=False))
+    add("metrics", "Metrics", _metrics(facts))
     add("downstream", "What it is good for", _downstream(facts))
-    add("training", "Training", _curves(facts, training=True))
+    add("training", "Training", _training(facts))
     for name, panel in story.panels.items():
         add(name, panel.title, _panel(name, panel))
     add("health", "How silos are", _health(facts))
@@ -62,12 +62,12 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     add("privacy", "Privacy", _privacy(facts))
     add("audit", "Attacks", _audit(facts))
     add("reproduce", "Reproduce", _reproduce(facts))
-    add("environment", "Environment", table(("", ""), [(text(k), text(v)) for k, v in facts.environment.items()]))
-    add("configuration", "Configuration", f"<pre>{text(tomli_w.dumps(facts.config))}</pre>")
+    add("environment", "Environment", _environment(facts))
+    add("configuration", "Configuration", section_body("configuration", {"toml": tomli_w.dumps(facts.config)}))
     return found
 
 
-def run_heading(story: Story, without: Collection[str] = ()) -> str:
+def run_heading(story: Story, without: Collection[str] = ()) -> Markup:
     """The run at a glance, except for what a page says elsewhere or cannot know, and its warnings."""
     facts = story.facts
     records = [silo.records for silo in facts.silos if silo.records is not None]
@@ -81,15 +81,11 @@ def run_heading(story: Story, without: Collection[str] = ()) -> str:
         "left the silos": size(sum(silo.bytes for silo in facts.silos)),
         "privacy": facts.guarantee.partition(" for each ")[0] or "unknown",
     }
-    boxes = "".join(
-        f"<div><b>{text(value)}</b><span>{text(name)}</span></div>"
-        for name, value in cards.items()
-        if name not in without
-    )
-    return f'<div class="cards">{boxes}</div>{finding_list(story.findings)}'
+    shown = {name: value for name, value in cards.items() if name not in without}
+    return render("reports/templates/heading.html", {"cards": shown, "warnings": story.findings})
 
 
-def _silos(facts: RunFacts) -> str:
+def _silos(facts: RunFacts) -> Markup:
     data, participation = facts.config["data"], facts.config["participation"]
     share = f"In a round, {participation['rate']:.0%} of the silos take part ({participation['mode']})."
     if data["layout"] == "centralised":
@@ -101,14 +97,15 @@ def _silos(facts: RunFacts) -> str:
     counted = any(silo.records is not None for silo in facts.silos)
     rows = []
     for silo in facts.silos[:MOST_SILOS]:
-        cells = [text(silo.name), text(", ".join(silo.groups)), f"{silo.rounds:,}"]
+        cells: list[str] = [silo.name, ", ".join(silo.groups), f"{silo.rounds:,}"]
         if counted:
             known = {name: silo.classes.get(name, 0) for name in _classes_beside(silo, facts)}
             cells.append("unknown" if silo.records is None else f"{silo.records:,}")
             cells.append(bars(f"Labels of {silo.name}", known) if known else "")
         rows.append(cells)
     headers = ("silo", "groups", "rounds taken part", *(("records", "records of each class") if counted else ()))
-    return f"<p>{text(intro)}</p>{table(headers, rows, right=(2, 3))}{_more(facts.silos)}"
+    silos = Listing(headers, rows, right=(2, 3))
+    return section_body("silos", {"intro": intro, "silos": silos, "hidden": len(facts.silos) - MOST_SILOS})
 
 
 def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:
@@ -117,14 +114,7 @@ def _classes_beside(silo: SiloFacts, facts: RunFacts) -> list[str]:
     return [name for name in (*facts.classes, "unlabelled") if name in there]
 
 
-def _more(silos: Sequence[object]) -> str:
-    hidden = len(silos) - MOST_SILOS
-    return f'<p class="quiet">{hidden:,} more silos are in the JSON file.</p>' if hidden > 0 else ""
-
-
-def _sharing(facts: RunFacts) -> str:
-    if not facts.plan:
-        return "<p>The sharing plan is not known: there is neither a checkpoint nor the data.</p>"
+def _sharing(facts: RunFacts) -> Markup:
     parties: dict[tuple[str, ...], int] = {}
     for silo in facts.silos:
         parties[silo.groups or facts.groups] = parties.get(silo.groups or facts.groups, 0) + 1
@@ -138,19 +128,15 @@ def _sharing(facts: RunFacts) -> str:
         for groups, count in shown.items()
     ]
     rows = [
-        (text(block), text(rule["scope"]), "yes" if rule["up"] else "never", text(rule["down"]))
-        for block, rule in facts.plan.items()
+        (block, rule["scope"], "yes" if rule["up"] else "never", rule["down"]) for block, rule in facts.plan.items()
     ]
-    left_out = len(parties) - len(shown)
-    more = f'<p class="quiet">{left_out} more kinds of silos are not drawn.</p>' if left_out > 0 else ""
-    payloads = "".join(f"<li><b>{text(name)}</b>: {text(cost)}</li>" for name, cost in facts.payloads.items())
-    return (
-        "<p>Solid: one copy for everybody. Dashed: one for each group. Dotted: each silo's own. "
-        "An arrow to the server means that it leaves the silo, one to the silos that a merged copy comes back.</p>"
-        f"{sharing_diagram(boxes, copies, links)}{more}"
-        f"{table(('block', 'scope', 'leaves the silo', 'comes back'), rows)}"
-        f"<p>Beside blocks there leaves:</p><ul>{payloads or '<li>nothing</li>'}</ul>"
-    )
+    values = {
+        "diagram": sharing_diagram(boxes, copies, links),
+        "hidden": len(parties) - len(shown),
+        "blocks": Listing(("block", "scope", "leaves the silo", "comes back"), rows),
+        "payloads": facts.payloads,
+    }
+    return section_body("sharing", values)
 
 
 def _copies(facts: RunFacts, parties: Sequence[tuple[str, ...]]) -> tuple[list[Copy], list[Link]]:
@@ -173,21 +159,22 @@ def _copies(facts: RunFacts, parties: Sequence[tuple[str, ...]]) -> tuple[list[C
     return copies, links
 
 
-def _metrics_table(facts: RunFacts) -> str:
-    """The newest values: a column for each group, and for silos a list of their own."""
+def _metrics(facts: RunFacts) -> Markup:
+    """The newest values, a column for each group and for silos a list of their own; and how they came about."""
     of_silos = [key for key in facts.metrics if is_metric(key) and SILO in key]
     of_groups = [key for key in facts.metrics if is_metric(key) and SILO not in key]
-    if not of_silos and not of_groups:
-        return "<p>No metric was computed in this run; its loss terms are under Training.</p>"
     columns = sorted(dict.fromkeys(split_key(key)[1] for key in of_groups), key=bool)  # all before any group
     if len(columns) > MOST_COLUMNS:
-        return _metrics_list(facts, of_groups + of_silos)
+        newest, silos = _metrics_list(facts, of_groups + of_silos), _metrics_list(facts, [])
+    else:
+        newest, silos = _metrics_table(facts, of_groups, columns), _metrics_list(facts, of_silos)
+    return section_body("metrics", {"newest": newest, "silos": silos, "curves": _curves(facts, training=False)})
+
+
+def _metrics_table(facts: RunFacts, keys: Sequence[str], columns: Sequence[str]) -> Listing:
     headers = ("metric", *(column or "all" for column in columns), "n", "in round")
-    rows = [row for metric, cells in sorted(_cells(facts, of_groups).items()) for row in _rows(metric, cells, columns)]
-    found = table(headers, rows, right=tuple(range(1, len(headers))), key=0)
-    if of_silos:
-        found += f"<details><summary>Metrics of each silo</summary>{_metrics_list(facts, of_silos)}</details>"
-    return found
+    rows = [row for metric, cells in sorted(_cells(facts, keys).items()) for row in _rows(metric, cells, columns)]
+    return Listing(headers, rows, right=range(1, len(headers)), key=0)
 
 
 Cell = tuple[int, str, int]  # number of samples, value, round
@@ -209,20 +196,25 @@ def _rows(metric: str, cells: Mapping[str, Sequence[Cell]], columns: Sequence[st
         known = [cell for cell in place if cell]
         counts = " / ".join(f"{count:,}" for count in dict.fromkeys(cell[0] for cell in known))  # of all, of a group
         values = (cell[1] if cell else "" for cell in place)
-        yield (text(metric), *values, counts, str(max(cell[2] for cell in known)))
+        yield (metric, *values, counts, str(max(cell[2] for cell in known)))
 
 
-def _metrics_list(facts: RunFacts, keys: Sequence[str]) -> str:
+def _metrics_list(facts: RunFacts, keys: Sequence[str]) -> Listing:
     """A row for each key."""
     rows = []
     for key in sorted(keys, key=lambda key: split_key(key)[0]):
         metric, whose = split_key(key)
         history = facts.metrics[key]
-        rows.append((text(metric), text(whose or "all"), number(last(history)), str(max(history))))
-    return table(("metric", "of", "newest value", "in round"), rows, right=(2, 3), key=0)
+        rows.append((metric, whose or "all", number(last(history)), str(max(history))))
+    return Listing(("metric", "of", "newest value", "in round"), rows, right=(2, 3), key=0)
 
 
-def _curves(facts: RunFacts, *, training: bool) -> str:
+def _training(facts: RunFacts) -> Markup | None:
+    curves = _curves(facts, training=True)
+    return section_body("curves", {"curves": curves}) if curves else None
+
+
+def _curves(facts: RunFacts, *, training: bool) -> list[tuple[str, Markup]]:
     """A chart for each metric, or each loss term and cost, that has more than one value."""
     colours = {name: place for place, name in enumerate(("", *facts.groups, *(silo.name for silo in facts.silos)))}
     families: dict[str, dict[str, list[Series]]] = {}
@@ -239,75 +231,56 @@ def _curves(facts: RunFacts, *, training: bool) -> str:
     for family, by in families.items():
         lines = list(itertools.chain.from_iterable(by.values()))
         chart = line_chart(f"{family} over rounds", lines[:MOST_LINES], curve_name(family))
-        charts.append(f"<figcaption><b>{text(curve_name(family))}</b></figcaption>{chart}")
-    return figure_grid(charts)
+        charts.append((curve_name(family), chart))
+    return charts
 
 
-def _panel(name: str, panel: Panel) -> str:
-    if panel.missing:
-        return f"<p>{text(panel.intro)}</p><p><b>Not shown:</b> {text(panel.missing)}.</p>"
+def _panel(name: str, panel: Panel) -> Markup:
     kind = "broad" if name in BROAD_PANELS else "small" if name in SMALL_PANELS else ""
-    rows = []
-    for row, figures in itertools.groupby(panel.figures, key=lambda figure: figure.row):
-        parts = [
-            f"<figcaption>{text(figure.caption)}</figcaption>"
-            + (figure.chart or f'<img src="{figure.picture}" alt="{text(panel.title)}: {text(figure.caption)}">')
-            for figure in figures
-        ]
-        rows.append((f"<h3>{text(row)}</h3>" if row else "") + figure_grid(parts, kind))
-    return f"<p>{text(panel.intro)}</p>{_latent_note(panel)}{''.join(rows)}"
+    by_row = itertools.groupby(panel.figures, key=lambda figure: figure.row)
+    rows = [(row, list(figures)) for row, figures in by_row]
+    return section_body("panel", {"panel": panel, "kind": kind, "rows": rows})
 
 
-def _latent_note(panel: Panel) -> str:
-    if "active_dimensions" not in panel.numbers:
-        return ""
-    dimensions = panel.numbers["dimensions"]
-    active = ", ".join(
-        f"{count} of {dimensions} for {group}" for group, count in panel.numbers["active_dimensions"].items()
-    )
-    return f"<p>Latent dimensions that carry something about an image: {text(active)}.</p>"
-
-
-def _egress(facts: RunFacts) -> str:
+def _egress(facts: RunFacts) -> Markup:
     rows = [
         (
-            text(silo.name),
+            silo.name,
             f"{silo.rounds:,}",
             size(silo.bytes),
             size(silo.bytes / silo.rounds) if silo.rounds else "-",
-            text(", ".join(silo.blocks)),
-            text(", ".join(silo.payloads)),
+            ", ".join(silo.blocks),
+            ", ".join(silo.payloads),
         )
         for silo in facts.silos[:MOST_SILOS]
     ]
     if not any(silo.rounds for silo in facts.silos):
-        return "<p>The egress log is empty: nothing has left a silo.</p>"
+        rows = []
     headers = ("silo", "rounds", "bytes in all", "bytes a round", "blocks (block@owner)", "payloads")
-    costs = "; ".join(f"{name}: {cost}" for name, cost in facts.payloads.items())
-    meaning = f" What a payload is: {costs}." if costs else ""
-    intro = f"<p>Every byte that crossed a silo's door, as the egress guard logged it.{text(meaning)}</p>"
-    return intro + table(headers, rows, right=(1, 2, 3)) + _more(facts.silos)
+    values = {
+        "costs": "; ".join(f"{name}: {cost}" for name, cost in facts.payloads.items()),
+        "silos": Listing(headers, rows, right=(1, 2, 3)),
+        "hidden": len(facts.silos) - MOST_SILOS,
+    }
+    return section_body("egress", values)
 
 
-def _privacy(facts: RunFacts) -> str:
-    if not facts.guarantee:
-        return "<p>Unknown: there is neither a checkpoint nor the data to tell which mechanism was used.</p>"
+def _privacy(facts: RunFacts) -> Markup:
     where = {
         "federated": "That records stayed at their silos is no privacy guarantee by itself.",
         "centralised": "All records were pooled in one place.",
     }
     revealed = "No mechanism bounds what the shared parameters reveal about a single record."
     explained = {"no DP guarantee": f"{revealed} {where.get(facts.config['data']['layout'], '')}"}
-    headline = f"<p><b>{text(facts.guarantee)}</b></p><p>{text(explained.get(facts.guarantee, ''))}</p>"
     parts = [
-        (text(name.replace("_", " ")), text(value))
+        (name.replace("_", " "), value)
         for name, value in facts.privacy.items()
         if isinstance(value, str) and name != "guarantee"
     ]
     accounts = facts.privacy.get("silos", [])
     rows = [
         (
-            text(account["silo"]),
+            account["silo"],
             *(_epsilon(account[key]) for key in ("spent", "replaced", "epsilon")),
             _budget(account["spent"], account["epsilon"]),
             f"{account['delta']:g}",
@@ -315,42 +288,48 @@ def _privacy(facts: RunFacts) -> str:
         for account in accounts[:MOST_SILOS]
     ]
     headers = ("silo", "epsilon spent", "one replaced", "granted", "of the budget", "delta")
-    spent = table(headers, rows, right=(1, 2, 3, 5))
-    return headline + (table(("", ""), parts) if parts else "") + spent + _more(accounts)
+    values = {
+        "guarantee": facts.guarantee,
+        "explained": explained.get(facts.guarantee, ""),
+        "parts": Listing(("", ""), parts),
+        "accounts": Listing(headers, rows, right=(1, 2, 3, 5)),
+        "hidden": len(accounts) - MOST_SILOS,
+    }
+    return section_body("privacy", values)
 
 
-def _downstream(facts: RunFacts) -> str:
+def _downstream(facts: RunFacts) -> Markup | None:
     """What ``fedloom downstream`` found; nothing where it has not looked."""
     found = facts.downstream
     if not found.rows:
-        return ""
+        return None
     columns = [(test, name) for test in TESTS for name in NAMES]
     rows = [
-        (text(row), *(f"{100 * by[test][name]:.1f}" if name in by[test] else "-" for test, name in columns))
+        (row, *(f"{100 * by[test][name]:.1f}" if name in by[test] else "-" for test, name in columns))
         for row, by in found.rows.items()
     ]
     headers = ("head", *(f"{name.replace('_', ' ')}, {test}" for test, name in columns))
     meaning = "; ".join(f"{test}: {what}" for test, what in found.tests.items())
-    sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in found.sentences)
-    spent = f"In percent, mean over silos. {meaning}. Privacy: {found.guarantee or facts.guarantee}."
-    return f"<p>{text(spent)}</p>{table(headers, rows, right=tuple(range(1, len(headers))))}<ul>{sentences}</ul>"
+    values = {
+        "intro": f"In percent, mean over silos. {meaning}. Privacy: {found.guarantee or facts.guarantee}.",
+        "heads": Listing(headers, rows, right=range(1, len(headers))),
+        "sentences": found.sentences,
+    }
+    return section_body("downstream", values)
 
 
-def _audit(facts: RunFacts) -> str:
+def _audit(facts: RunFacts) -> Markup | None:
     """What ``fedloom audit`` found; nothing where it has not looked."""
-    audit = facts.audit
-    if not audit.sentences:
-        return ""
-    sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in audit.sentences)
-    found = f"<p>An attack that fails is no evidence of privacy.</p><ul>{sentences}</ul>"
-    if audit.membership:
-        headers = ("generator", "membership by", "area", "found at 0.1 % false alarms", "at 1 % false alarms")
-        found += table(headers, [tuple(map(text, row)) for row in audit.membership], right=(2, 3, 4))
-    if audit.outliers:
-        kinds = ("outliers", "outliers never trained on", "typical records", "held-out records")
-        rows = [tuple(map(text, row)) for row in audit.outliers]
-        found += table(("generator", "recognisably", *kinds), rows, right=(2, 3, 4, 5))
-    return found
+    if not facts.audit.sentences:
+        return None
+    attacks = ("generator", "membership by", "area", "found at 0.1 % false alarms", "at 1 % false alarms")
+    kinds = ("outliers", "outliers never trained on", "typical records", "held-out records")
+    values = {
+        "sentences": facts.audit.sentences,
+        "membership": Listing(attacks, facts.audit.membership, right=(2, 3, 4)),
+        "outliers": Listing(("generator", "recognisably", *kinds), facts.audit.outliers, right=(2, 3, 4, 5)),
+    }
+    return section_body("audit", values)
 
 
 def _epsilon(value: float | None) -> str:
@@ -358,41 +337,36 @@ def _epsilon(value: float | None) -> str:
     return "unlimited" if value is None else told(value)
 
 
-def _budget(spent: float | None, granted: float | None) -> str:
-    """A bar; none where there is no limit."""
-    if spent is None or not granted:
-        return ""
-    share = f"{min(spent / granted, 9.99):.0%}"
-    return f'<meter min="0" max="{granted:g}" high="{0.8 * granted:g}" value="{spent:g}">{share}</meter> {share}'
+def _budget(spent: float | None, granted: float | None) -> dict[str, float]:
+    """What a bar shows; nothing where there is no limit."""
+    return {} if spent is None or not granted else {"spent": spent, "granted": granted}
 
 
-def _health(facts: RunFacts) -> str:
+def _health(facts: RunFacts) -> Markup | None:
     """What became of every silo in the last rounds; nothing where silos are no machines of their own."""
     if not facts.health:
-        return ""
+        return None
     rows = [
         (
-            text(silo.silo),
-            "".join(_beat(round_number, event) for round_number, event in list(silo.rounds.items())[-MOST_BEATS:]),
+            silo.silo,
+            list(silo.rounds.items())[-MOST_BEATS:],
             f"{silo.answered} of {len(silo.rounds)}",
             "" if silo.seconds is None else f"{silo.seconds:.1f}",
             size(silo.bytes_up),
-            text(silo.trouble),
+            silo.trouble,
         )
         for silo in facts.health[:MOST_SILOS]
     ]
     headers = ("silo", f"last {MOST_BEATS} rounds", "answered", "seconds", "came up", "newest trouble")
-    signs = ", ".join(f"{mark} {event}" for event, mark in MARKS.items())
-    return f"<p>A sign for each round: {signs}.</p>{table(headers, rows, right=(2, 3, 4))}{_more(facts.health)}"
+    silos = Listing(headers, rows, right=(2, 3, 4))
+    return section_body("health", {"marks": MARKS, "silos": silos, "hidden": len(facts.health) - MOST_SILOS})
 
 
-def _beat(round_number: int, event: str) -> str:
-    said = f"round {round_number}: {event}"
-    return f'<span class="beat {event}" role="img" aria-label="{said}" title="{said}">{MARKS[event]}</span>'
+def _reproduce(facts: RunFacts) -> Markup:
+    first = facts.environment.get("command", "")
+    return section_body("reproduce", {"command": facts.reproduce, "seed": facts.seed, "first": first})
 
 
-def _reproduce(facts: RunFacts) -> str:
-    command = facts.environment.get("command", "")
-    first = f"<p>It was first started with:</p><pre class='wrap'>{text(command)}</pre>" if command else ""
-    seed = f"<p>Seed {facts.seed}; the same versions and the same number of threads give the same bits.</p>"
-    return f"<pre class='wrap'>{text(facts.reproduce)}</pre>{seed}{first}"
+def _environment(facts: RunFacts) -> Markup | None:
+    rows = list(facts.environment.items())
+    return section_body("environment", {"facts": Listing(("", ""), rows)}) if rows else None

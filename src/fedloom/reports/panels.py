@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from fedloom.federation.records import Federation, Records, concatenate
@@ -35,7 +36,7 @@ class Figure:
 
     caption: str
     picture: str = ""  # a data URI
-    chart: str = ""  # SVG
+    chart: Markup = field(default_factory=Markup)  # SVG
     row: str = ""
 
 

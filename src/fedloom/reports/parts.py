@@ -1,19 +1,20 @@
-"""The parts that sections are put together from; every text of a run goes through :func:`text`."""
+"""The parts that pages are put together from: plain values here, their markup in templates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+
+from markupsafe import Markup
 
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.findings import Finding
 from fedloom.reports.logs import History
 from fedloom.reports.panels import Panel
-from fedloom.reports.pictures import Films, Samples
+from fedloom.reports.pictures import Samples
 from fedloom.runs.metrics import TRAINING, is_metric
+from fedloom.templating import render
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,23 @@ class Section:
 
     anchor: str
     title: str
-    body: str
-
-    def html(self) -> str:
-        """The section."""
-        return f'<section id="{self.anchor}"><h2>{text(self.title)}</h2>{self.body}</section>'
+    body: Markup
 
 
-def text(value: Any) -> str:
-    """Anything as text that cannot be markup."""
-    return escape(str(value), quote=True)
+@dataclass(frozen=True)
+class Listing:
+    """Columns in ``right`` hold numbers, column ``key`` may break anywhere; ``best`` are cells by row and column."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    right: Collection[int] = ()
+    key: int = -1
+    best: Collection[tuple[int, int]] = ()
+
+
+def section_body(name: str, values: Mapping[str, object]) -> Markup:
+    """What stands in a section, by the name of its template."""
+    return render(f"reports/templates/sections/{name}.html", values)
 
 
 def title_of(facts: RunFacts) -> str:
@@ -55,25 +63,6 @@ def method_of(facts: RunFacts) -> str:
     return f"{facts.method} ({options})" if options else facts.method
 
 
-def figure_grid(parts: Sequence[str], kind: str = "") -> str:
-    """Figures side by side as the width allows; ``kind`` is a style that says how wide each is."""
-    inside = "".join(f"<figure>{part}</figure>" for part in parts)
-    return f'<div class="figures {kind}">{inside}</div>' if parts else ""
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: tuple[int, ...] = (), key: int = -1) -> str:
-    """Cells are HTML; columns in ``right`` hold numbers, column ``key`` may break anywhere."""
-    if not rows:
-        return ""
-    style = dict.fromkeys(right, ' class="n"') | {key: ' class="key"'}
-    heads = "".join(f"<th{style.get(i, '')}>{text(header)}</th>" for i, header in enumerate(headers))
-    body = "".join(
-        "<tr>" + "".join(f"<td{style.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    head = f"<thead><tr>{heads}</tr></thead>" if any(headers) else ""
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
-
-
 def size(count: float) -> str:
     """Bytes as people read them."""
     for unit in ("B", "kB", "MB"):
@@ -81,14 +70,6 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
-
-
-def finding_list(found: Sequence[Finding]) -> str:
-    """Warnings, or that there are none."""
-    if not found:
-        return '<p class="fine">Nothing in the numbers of this run calls for a warning.</p>'
-    items = "".join(f'<li data-kind="{text(one.kind)}">{text(one.sentence)}</li>' for one in found)
-    return f'<ul class="findings">{items}</ul>'
 
 
 def losses_first(metrics: History) -> list[tuple[str, dict[int, float | None]]]:
@@ -113,39 +94,18 @@ def curve_name(family: str) -> str:
     return known.get(family, family.removeprefix(TRAINING))
 
 
-def sample_films(stories: Sequence[Story]) -> str:
+def sample_films(stories: Sequence[Story]) -> Markup:
     """The grids of all runs, moved by one slider: group after group, and within a group run beside run."""
-    runs = {story.facts.label: story.samples for story in stories}
-    rounds = sorted({number for samples in runs.values() for film in samples.films.values() for number in film})
-    broken = [file for samples in runs.values() for file in samples.broken]
-    note = f"<p>Not readable as a picture: {text(', '.join(broken[:5]))}.</p>" if broken else ""
-    if not rounds:
-        return f"<p>There are no sample grids: records are no images, or no round was evaluated yet.</p>{note}"
-    if len(stories) == 1:
-        films = figure_grid([_film(group, film) for group, film in stories[0].samples.films.items()])
-    else:
-        groups = dict.fromkeys(group for samples in runs.values() for group in samples.films)
-        films = "".join(_film_row(group, {label: samples.films for label, samples in runs.items()}) for group in groups)
-    if len(rounds) == 1:
-        return note + films
-    slider = (
-        '<label for="slider">round</label><input id="slider" type="range" min="0" step="1" '
-        f'max="{len(rounds) - 1}" value="{len(rounds) - 1}" data-rounds="{text(json.dumps(rounds))}">'
-        f"<output>round {rounds[-1]}</output>"
-    )
-    return f'{note}<div class="player"><div class="control">{slider}</div>{films}</div>'
-
-
-def _film_row(group: str, runs: Mapping[str, Films]) -> str:
-    figures = [_film(label, films[group]) for label, films in runs.items() if group in films]
-    return f"<h3>{text(group)}</h3>{figure_grid(figures, 'beside')}"
-
-
-def _film(label: str, film: Mapping[int, str]) -> str:
-    newest = max(film)
-    frames = "".join(
-        f'<img data-round="{round_number}" src="{picture}" alt="Samples of {text(label)} after round {round_number}"'
-        f"{'' if round_number == newest else ' hidden'}>"
-        for round_number, picture in film.items()
-    )
-    return f'<figcaption><b>{text(label)}</b>, <span class="shown">round {newest}</span></figcaption>{frames}'
+    rows = {"": stories[0].samples.films}
+    if len(stories) > 1:
+        groups = dict.fromkeys(group for story in stories for group in story.samples.films)
+        rows = {
+            group: {one.facts.label: one.samples.films[group] for one in stories if group in one.samples.films}
+            for group in groups
+        }
+    values = {
+        "rounds": sorted({number for films in rows.values() for film in films.values() for number in film}),
+        "rows": rows,
+        "broken": [file for story in stories for file in story.samples.broken][:5],
+    }
+    return section_body("samples", values)

@@ -15,6 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from fedloom.experiment import Run
 from fedloom.federation.records import Federation
+from fedloom.reports.charts import PALETTE
 from fedloom.reproduction.tables import Part, Row, load_table, table_names
 from fedloom.runs.files import explained, write_atomically
 from fedloom.runs.folder import RunFolder
@@ -22,7 +23,6 @@ from fedloom.runs.folder import RunFolder
 LATENTS = "latents.png"  # in a run folder
 RUNS = "runs"  # in a sheet: which run each of its places is for
 SHOWN, PANEL = 2000, 240  # test images whose latents are drawn; pixels of a side
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 ACROSS = 3  # rows of a table beside each other
 GAP, TITLE = 10, 14  # pixels
 WHITE, BLACK = (255, 255, 255), (0, 0, 0)
@@ -70,7 +70,7 @@ def draw_latents(run: Run, identity: str, paper: Path, federation: Federation, d
     panel = Image.new("RGB", (PANEL, PANEL), WHITE)
     draw = ImageDraw.Draw(panel)
     for (x, y), label in zip((shares * (PANEL - 8) + 4).tolist(), some.y.tolist(), strict=True):
-        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=COLOURS[label % len(COLOURS)])
+        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=PALETTE[label % len(PALETTE)])
     _save(panel, run.folder.path / LATENTS)
 
 

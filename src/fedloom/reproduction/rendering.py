@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from fedloom.errors import ConfigError, RunFolderError
-from fedloom.reproduction.curves import Curve, drawn
+from fedloom.reports.charts import Curve, row_chart
 from fedloom.reproduction.figures import FIGURES
 from fedloom.reproduction.results import Result, Results
 from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
@@ -78,7 +78,7 @@ def _curve(table: Table, results: Results, paper: Path) -> Iterator[tuple[Path, 
     if any(values for curve in curves for values in curve.values.values()):
         path = paper / table.curve.file(table.name)
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        yield path, before, drawn(curves, table.curve.across, column.title)
+        yield path, before, f"{row_chart(curves, table.curve.across, column.title)}\n"
 
 
 def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:

@@ -73,6 +73,15 @@ class Glance:
         rounds = finite(max(0, self.rounds_planned - self.rounds_done))
         return None if self.seconds is None or rounds is None else self.seconds * rounds
 
+    @property
+    def time_left(self) -> str:
+        """The same as a clock shows it; nothing where it is not known, or all is over."""
+        if self.ended or not self.seconds_left:
+            return ""
+        minutes, seconds = divmod(round(min(self.seconds_left, 1e8)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
 
 def stamp_of(path: Path) -> tuple[str, float]:
     """A short text that changes with the run's files, and when the newest of them changed."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedloom.reports.parts import table, text
+from fedloom.reports.parts import Listing
 from fedloom.reproduction.rendering import Line, shown
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.tables import Part, Table, load_table, table_names
@@ -32,20 +32,32 @@ def declared(name: str) -> Declared:
     return Declared(found, {row.id: row.identity for row in found.rows})
 
 
-def list_of_tables() -> str:
-    """Links to every table, paper by paper."""
-    papers: dict[str, list[str]] = {}
+def tables_by_paper() -> dict[str, dict[str, str]]:
+    """The title of every table by its name, paper by paper."""
+    papers: dict[str, dict[str, str]] = {}
     for name in table_names():
-        papers.setdefault(name.partition("/")[0], []).append(name)
-    return "".join(
-        f"<section><h2>{text(paper)}</h2><ul>"
-        + "".join(f'<li><a href="/papers/{text(name)}">{text(load_table(name).title)}</a></li>' for name in names)
-        + "</ul></section>"
-        for paper, names in papers.items()
-    )
+        papers.setdefault(name.partition("/")[0], {})[name] = load_table(name).title
+    return papers
 
 
-def parts_of_table(name: str, papers: Path, sights: Iterable[Sight]) -> str:
+@dataclass(frozen=True)
+class RowName:
+    """A row, and those runs of the folder that are of it."""
+
+    name: str
+    sights: Sequence[Sight]
+
+
+@dataclass(frozen=True)
+class ShownPart:
+    """A part of a table: names of rows at the left, commands at the right."""
+
+    title: str
+    about: str
+    table: Listing
+
+
+def parts_of_table(name: str, papers: Path, sights: Iterable[Sight]) -> list[ShownPart]:
     """All parts of a table, with what result files under ``papers`` say."""
     found = declared(name)
     results = Results.read(papers / found.table.paper / "results")
@@ -53,30 +65,20 @@ def parts_of_table(name: str, papers: Path, sights: Iterable[Sight]) -> str:
     for sight in sights:
         for identity in sight.glance.identities:
             runs.setdefault(identity, []).append(sight)
-    return "".join(_part(found, part, results, runs) for part in found.table.parts)
+    return [_part(found, part, results, runs) for part in found.table.parts]
 
 
-def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list[Sight]]) -> str:
+def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list[Sight]]) -> ShownPart:
     lines = [Line(found.table, row, results.of(found.identities[row.id])) for row in part.rows]
     columns = shown(found.table, lines)
     rows = [
         (
-            text(line.row.name) + _links(runs.get(found.identities[line.row.id], [])),
-            *(text(line.cell(column)) for column in columns),
+            RowName(line.row.name, runs.get(found.identities[line.row.id], [])),
+            *(line.cell(column) for column in columns),
             line.seeds,
-            f"<code>{text(line.row.command)}</code>",
+            line.row.command,
         )
         for line in lines
     ]
     headers = ("row", *(column.title for column in columns), "seeds", "command")
-    about = f"<p>{text(part.about)}</p>" if part.about else ""
-    numbers = tuple(range(1, len(columns) + 2))
-    return f'<section class="paper"><h2>{text(part.title)}</h2>{about}{table(headers, rows, right=numbers)}</section>'
-
-
-def _links(sights: Iterable[Sight]) -> str:
-    """Each run of a row on a line of its own, below the row's name."""
-    return "".join(
-        f'<small><a href="/runs/{entry.key}">{text(entry.name)}</a>, {text(state)}</small>'
-        for entry, state in ((sight.glance.entry, sight.state) for sight in sights)
-    )
+    return ShownPart(part.title, part.about, Listing(headers, rows, right=range(1, len(columns) + 2)))
