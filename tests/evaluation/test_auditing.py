@@ -17,7 +17,7 @@ from fedloom.evaluation.evidence import Evaluation, Real
 from fedloom.federation.canaries import with_canaries
 from fedloom.federation.outliers import OUTLIER
 from fedloom.federation.records import Federation, Records, Silo, concatenate
-from fedloom.methods.base import Mean, Method, Pathway, ServerState
+from fedloom.methods.base import Mean, Method, Pathway, SampleInputs, ServerState
 from fedloom.methods.generator import Generator
 from fedloom.sharing.plan import GLOBAL, SILO, UPLOAD, BlockKey, BlockPlan, SharingPlan
 from fedloom.streams import Streams
@@ -45,9 +45,9 @@ class Model(nn.Module):
         self.decoder = Table(count)
 
 
-def from_table(model: nn.Module, noise: Mapping[str, Tensor], _group: Tensor, _prior: Tensor) -> Tensor:
+def from_table(model: nn.Module, inputs: SampleInputs) -> Tensor:
     assert isinstance(model, Model)
-    return model.decoder(noise["z"])
+    return model.decoder(inputs.noise["z"])
 
 
 def images(seed: int, count: int, bright: bool = False) -> Records:

@@ -5,7 +5,7 @@ They are made for records of WIDTH numbers in [0, 1] in two groups, and use noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, ServerState
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, SampleInputs, ServerState
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
@@ -72,9 +72,9 @@ class GeneratorLoss:
         return Losses(total, {})
 
 
-def from_generator(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+def from_generator(model: nn.Module, inputs: SampleInputs) -> Tensor:
     assert isinstance(model, GAN)
-    return torch.sigmoid(model.generator(noise["z"]))
+    return torch.sigmoid(model.generator(inputs.noise["z"]))
 
 
 def gan() -> Method:
@@ -101,9 +101,9 @@ def build_vae(_: Site) -> nn.Module:
     return VAE(encoder, decoder(), torch.zeros(len(GROUPS), LATENT), Bernoulli())
 
 
-def from_decoder(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+def from_decoder(model: nn.Module, inputs: SampleInputs) -> Tensor:
     assert isinstance(model, VAE)
-    return model.likelihood.mean(model.decode(noise["z1"], group))
+    return model.likelihood.mean(model.decode(inputs.noise["z1"], inputs.group))
 
 
 def private_encoder() -> Method:
@@ -161,9 +161,9 @@ class Distil:
         return ServerState({STUDENT: learned}, {"seen": server.memory["seen"] + len(updates)})
 
 
-def from_student(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+def from_student(model: nn.Module, inputs: SampleInputs) -> Tensor:
     assert isinstance(model, Student)
-    return torch.sigmoid(model.student(noise["z"]))
+    return torch.sigmoid(model.student(inputs.noise["z"]))
 
 
 def distillation() -> Method:

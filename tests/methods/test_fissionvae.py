@@ -15,7 +15,7 @@ from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, Setting, make_method
+from fedloom.methods.base import Method, SampleInputs, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
@@ -85,7 +85,8 @@ def test_pathways_do_what_their_definition_says(tiny_federation: Federation) -> 
         ("roundtrip", group, image(down(up(own)))),
         ("roundtrip", other, image(down(up(swapped)))),
     ):
-        assert torch.allclose(generator.method.pathways[name].generate(model, noise, group, prior), expected, atol=1e-6)
+        found = generator.method.pathways[name].generate(model, SampleInputs(noise, group, prior))
+        assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_a_swapped_prior_changes_the_samples_and_is_refused_where_there_is_none(tiny_federation: Federation) -> None:

@@ -16,7 +16,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, Observer, resume, train
 from fedloom.federation.records import Batch, Federation, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Setting, make_method
+from fedloom.methods.base import Method, SampleInputs, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
@@ -226,7 +226,7 @@ def test_pathways_do_what_their_definition_says(tiny_federation: Federation) -> 
         x = mean + 0.25 * noise["pixels"]
         x = x + (guess(x, mean, 0.0) - x) / 2
         for name, expected in (("flow", mean), ("refined", guess(x, mean, 0.5))):
-            found = method.pathways[name].generate(model, noise, group, group)
+            found = method.pathways[name].generate(model, SampleInputs(noise, group, group))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 

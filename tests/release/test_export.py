@@ -12,7 +12,7 @@ from fedloom.engines.base import initial_state
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Run
 from fedloom.federation.records import Federation
-from fedloom.methods.base import METHODS
+from fedloom.methods.base import METHODS, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.release import export as exporting
 from fedloom.release.export import Graph, Subject, export, load_generators, write_graph, write_safetensors
@@ -83,7 +83,7 @@ def test_a_graph_gives_what_pytorch_gives(
     number = torch.full((7,), generator.groups.index(group))
     noise = {name: inputs[name] for name in way.noise}
     with torch.no_grad():
-        truth = way.generate(generator.model(group), noise, number, inputs.get("label", number))
+        truth = way.generate(generator.model(group), SampleInputs(noise, number, inputs.get("label", number)))
     torch.testing.assert_close(torch.from_numpy(found), truth, rtol=0, atol=1e-5)
     assert names_in(tmp_path) == ["g.onnx"]  # weights are inside
 

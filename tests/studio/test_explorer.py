@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
 from fedloom.experiment import load
-from fedloom.methods.base import Pathway
+from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.models.vae import VAE
 from fedloom.studio.explorer import ATLAS, Explorer, View
@@ -80,8 +79,8 @@ def test_main_directions_of_a_linear_map_are_its_singular_vectors() -> None:
     u = torch.linalg.qr(torch.randn(3, 3, generator=generator))[0]
     a = torch.linalg.qr(torch.randn(16, 3, generator=generator))[0] @ torch.diag(torch.tensor([3.0, 2.0, 1.0])) @ u.T
 
-    def generate(_: nn.Module, noise: Mapping[str, Tensor], __: Tensor, ___: Tensor) -> Tensor:
-        return (noise["z"] @ a.T).reshape(-1, 1, 4, 4)
+    def generate(_: nn.Module, inputs: SampleInputs) -> Tensor:
+        return (inputs.noise["z"] @ a.T).reshape(-1, 1, 4, 4)
 
     found = Explorer(one_pathway(Pathway({"z": (3,)}, generate, "", ())), 1)
     directions = found.directions(found.settled(View()))
@@ -100,9 +99,9 @@ def one_pathway(way: Pathway, classes: tuple[str, ...] = ()) -> Generator:
 
 
 def test_noise_on_the_way_stays_at_its_mean_and_a_class_is_told() -> None:
-    def generate(_: nn.Module, noise: Mapping[str, Tensor], __: Tensor, label: Tensor) -> Tensor:
-        assert not noise["more"].any()
-        return (noise["z"].sum(dim=1) + label).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    def generate(_: nn.Module, inputs: SampleInputs) -> Tensor:
+        assert not inputs.noise["more"].any()
+        return (inputs.noise["z"].sum(dim=1) + inputs.condition).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2)
 
     way = Pathway({"z": (2,), "more": (5,)}, generate, "", (), labelled=True)
     found = Explorer(one_pathway(way, ("cat", "dog")), 1)
@@ -115,7 +114,7 @@ def test_noise_on_the_way_stays_at_its_mean_and_a_class_is_told() -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (2, 4, 4)])
 def test_what_is_no_image_is_not_explored(shape: tuple[int, ...]) -> None:
-    way = Pathway({"z": (2,)}, lambda _, noise, __, ___: torch.zeros(len(noise["z"]), *shape), "", ())
+    way = Pathway({"z": (2,)}, lambda _, inputs: torch.zeros(len(inputs.noise["z"]), *shape), "", ())
     with pytest.raises(ConfigError, match="are no images, so there is nothing to look at"):
         Explorer(one_pathway(way), 1)
 
@@ -136,7 +135,7 @@ def test_a_draw_is_where_its_coordinates_say(explorer: Explorer, view: View) -> 
 
 def test_values_move_along_directions_and_leave_the_rest() -> None:
     """With more dimensions than directions, what lies across them stays that of the draw."""
-    way = Pathway({"z": (20,)}, lambda _, noise, __, ___: noise["z"].reshape(-1, 1, 4, 5), "", ())
+    way = Pathway({"z": (20,)}, lambda _, inputs: inputs.noise["z"].reshape(-1, 1, 4, 5), "", ())
     explorer = Explorer(one_pathway(way), 1)
     view = explorer.settled(View())
     axes = explorer.directions(view).axes

@@ -17,7 +17,7 @@ from fedloom.evaluation.neighbours import nearest
 from fedloom.federation.outliers import is_outlier
 from fedloom.federation.records import Canaries, Federation, Records, concatenate
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, Pathway
+from fedloom.methods.base import Method, Pathway, SampleInputs
 from fedloom.methods.distil import Distil
 from fedloom.methods.teachers import MERGED
 from fedloom.models.gan import GAN
@@ -69,7 +69,7 @@ class Target:
         """Outputs of one kind."""
         rows = len(next(iter(noise.values())))
         group, condition = (torch.full((rows,), number, device=self.device) for number in kind)
-        return self.pathway.generate(self.model, noise, group, condition)
+        return self.pathway.generate(self.model, SampleInputs(noise, group, condition))
 
     def noise(self, purpose: str, rows: int, kind: Kind) -> dict[str, Tensor]:
         """Standard normal noise for so many outputs."""

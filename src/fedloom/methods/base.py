@@ -111,13 +111,20 @@ class Release:
 
 
 @dataclass(frozen=True)
+class SampleInputs:
+    """What samples are made of, one row for each."""
+
+    noise: Mapping[str, Tensor]
+    group: Tensor
+    condition: Tensor  # the label where the pathway is labelled, else the group whose prior is drawn from
+
+
+@dataclass(frozen=True)
 class Pathway:
-    """One way to generate: standard normal noise per sample, and the function that makes images of it."""
+    """One way to generate: standard normal noise per sample, and the function that makes samples of it."""
 
     noise: Mapping[str, tuple[int, ...]]
-    generate: Callable[
-        [nn.Module, Mapping[str, Tensor], Tensor, Tensor], Tensor
-    ]  # (model, noise, group, condition: the label where the pathway is labelled, else the prior's group)
+    generate: Callable[[nn.Module, SampleInputs], Tensor]
     summary: str
     blocks: tuple[str, ...]  # what the function uses of the model; all of it must have reached the server
     uses_prior: bool = False  # whether another group's prior would change what comes out

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fedloom.methods.base import Pathway
+from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.models.labelled import ConditionalVAE
 
 
-def from_latent(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
+def from_latent(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """z ~ p(z|y), then the decoder's mean."""
     assert isinstance(model, ConditionalVAE)
-    return model.decode(model.prior(label).sample(noise["z"]), label)
+    return model.decode(model.prior(inputs.condition).sample(inputs.noise["z"]), inputs.condition)
 
 
-def from_likelihood(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, label: Tensor) -> Tensor:
+def from_likelihood(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """z ~ p(z|y), then x ~ p(x|z,y)."""
     assert isinstance(model, ConditionalVAE)
-    return from_latent(model, noise, group, label) + math.sqrt(model.variance) * noise["x"]
+    return from_latent(model, inputs) + math.sqrt(model.variance) * inputs.noise["x"]
 
 
 def conditional_pathways(latent: int, width: int) -> dict[str, Pathway]:

@@ -19,7 +19,7 @@ from fedloom.config import LocalConfig, ServerConfig
 from fedloom.errors import FedloomWarning
 from fedloom.federation.records import UNLABELLED, Records, concatenate
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, ServerState, ServerStep, fresh_blocks
+from fedloom.methods.base import Method, SampleInputs, ServerState, ServerStep, fresh_blocks
 from fedloom.methods.latents import DRAWS, Draw
 from fedloom.methods.teachers import Teacher, Teachers
 from fedloom.models.vae import VAE
@@ -134,7 +134,7 @@ class Distil:
         if self.settings.latents in DRAWS:
             assert isinstance(model, VAE)
             noise["z1"] = DRAWS[self.settings.latents](draw, model.prior_means.shape[1])
-        images = source.generate(model, noise, group, group)
+        images = source.generate(model, SampleInputs(noise, group, group))
         if self.settings.targets == "samples" and isinstance(model, VAE):
             pixels = draw.normal("pixels", images[0].numel(), 0)
             return model.likelihood.sample(images, pixels.reshape(images.shape))

@@ -9,7 +9,6 @@ labels of the records; here weights persist and a fake's label is drawn by itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
@@ -41,10 +40,10 @@ def build(setting: Setting, options: Options, _: Site) -> ConditionalGAN:
     )
 
 
-def from_noise(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
+def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """The generator's vectors."""
     assert isinstance(model, ConditionalGAN)
-    return model.generate(noise["z"], label)
+    return model.generate(inputs.noise["z"], inputs.condition)
 
 
 def make(setting: Setting, options: Options) -> Method:

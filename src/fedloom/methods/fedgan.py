@@ -8,7 +8,6 @@ apply, and the optimiser's settings are the options below, because a GAN needs o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.config import above
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting, branched
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting, branched
 from fedloom.methods.vaes import check_silos, latent_sizes
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
@@ -55,10 +54,10 @@ class BuildGAN:
         )
 
 
-def from_noise(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:
+def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """The generator's images."""
     assert isinstance(model, GAN)
-    return model.generate(noise["z1"], group)
+    return model.generate(inputs.noise["z1"], inputs.group)
 
 
 def make(setting: Setting, options: Options) -> Method:

@@ -7,7 +7,6 @@ with straight paths (sigma_min = 0); averaged after McMahan et al., AISTATS 2017
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from fedloom.config import at_least
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, Setting
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
@@ -37,15 +36,13 @@ def build(setting: Setting, _: Site) -> ConditionalFlow:
     return ConditionalFlow(Told(width + 1, setting.config.model.hidden, width, len(setting.classes)))
 
 
-def carried(
-    steps: int, scale: float, model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor
-) -> Tensor:
+def carried(steps: int, scale: float, model: nn.Module, inputs: SampleInputs) -> Tensor:
     """Noise, moved along the velocity from time 0 to time 1."""
     assert isinstance(model, ConditionalFlow)
-    x = scale * noise["e"]
+    x = scale * inputs.noise["e"]
     for step in range(steps):
         time = torch.full((x.shape[0], 1), (step + 0.5) / steps, device=x.device)
-        x = x + model.velocity(x, time, label) / steps
+        x = x + model.velocity(x, time, inputs.condition) / steps
     return x
 
 

@@ -12,7 +12,6 @@ of any block; latents and images do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from fedloom.config import above, all_positive, at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, Pathway, Phase, Recipe, Setting, branched
+from fedloom.methods.base import Method, Pathway, Phase, Recipe, SampleInputs, Setting, branched
 from fedloom.methods.vaes import BuildVAE, flat_pathways, vae_method
 from fedloom.models.convolutional import require_images
 from fedloom.models.flow import FlowVAE, Mixer, Velocity, transported
@@ -64,23 +63,23 @@ class BuildFlowVAE(BuildVAE):
         return Mixer(inputs, self.options.refiner, self.options.refiner_width, self.setting.shape)
 
 
-def mean_image(options: Options, model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:
+def mean_image(options: Options, model: nn.Module, inputs: SampleInputs) -> Tensor:
     """e ~ N(0, I), carried to z, then the decoder's mean."""
     assert isinstance(model, FlowVAE)
-    z = transported(lambda z, time: model.velocity(z, time, group), noise["e"], options.flow_steps)
-    return model.likelihood.mean(model.decode(z, group))
+    z = transported(lambda z, time: model.velocity(z, time, inputs.group), inputs.noise["e"], options.flow_steps)
+    return model.likelihood.mean(model.decode(z, inputs.group))
 
 
-def refined(options: Options, model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior: Tensor) -> Tensor:
-    """The same, with noise on it, carried to an image."""
+def refined(options: Options, model: nn.Module, inputs: SampleInputs) -> Tensor:
+    """The mean image with noise on it, carried to an image."""
     assert isinstance(model, FlowVAE)
-    mean = mean_image(options, model, noise, group, prior)
+    mean = mean_image(options, model, inputs)
 
     def velocity(x: Tensor, time: Tensor) -> Tensor:
-        target = model.likelihood.mean(model.refined(x, time, mean, group))
+        target = model.likelihood.mean(model.refined(x, time, mean, inputs.group))
         return (target - x) / (1.0 - time).reshape(-1, 1, 1, 1)
 
-    return transported(velocity, mean + options.refiner_noise * noise["pixels"], options.refiner_steps)
+    return transported(velocity, mean + options.refiner_noise * inputs.noise["pixels"], options.refiner_steps)
 
 
 def make(setting: Setting, options: Options) -> Method:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, ServerState
+from fedloom.methods.base import Method, SampleInputs, ServerState
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 
@@ -128,5 +128,6 @@ class Generator:
                 for key, shape in way.noise.items()
             }
             conditions = wanted[first * CHUNK : first * CHUNK + rows].to(device)
-            images.append(way.generate(model, noise, torch.full((rows,), index, device=device), conditions))
+            groups = torch.full((rows,), index, device=device)
+            images.append(way.generate(model, SampleInputs(noise, groups, conditions)))
         return torch.cat(images)

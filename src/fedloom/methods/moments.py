@@ -8,7 +8,7 @@ than ``radius``, as those of ``fedloom embed`` are; longer ones are cut to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedloom.config import above
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Pathway, Recipe, Release, ServerState, Setting
+from fedloom.methods.base import Method, Pathway, Recipe, Release, SampleInputs, ServerState, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import VECTORS, TemperedLabels, require_classes
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
@@ -92,10 +92,10 @@ def generator_of(found: Estimate) -> Tensors:
     return {name: tensor.to(torch.float32) for name, tensor in parts.items()}
 
 
-def from_class(model: nn.Module, noise: Mapping[str, Tensor], _: Tensor, label: Tensor) -> Tensor:
+def from_class(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """Normal vectors of each label's class."""
     assert isinstance(model, ClassGaussian)
-    return model.generate(noise["e"], label)
+    return model.generate(inputs.noise["e"], inputs.condition)
 
 
 def make(setting: Setting, options: Options) -> Method:

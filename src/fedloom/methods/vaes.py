@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Setting, branched
+from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, SampleInputs, Setting, branched
 from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.history import RememberingVAE
@@ -148,24 +148,25 @@ def check_silos(setting: Setting, plan: SharingPlan) -> None:
             raise ConfigError(f"model.silos.{silo}.latent must be that of all others in a VAE of two levels")
 
 
-def from_z1(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+def from_z1(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """z1 ~ N(m_g, I), then the decoder's mean."""
     assert isinstance(model, VAE)
-    mean = model.prior_mean(prior_group)
-    return model.likelihood.mean(model.decode(mean + noise["z1"][:, : mean.shape[1]], group))
+    mean = model.prior_mean(inputs.condition)
+    return model.likelihood.mean(model.decode(mean + inputs.noise["z1"][:, : mean.shape[1]], inputs.group))
 
 
-def from_z2(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, _: Tensor) -> Tensor:
+def from_z2(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """z2 ~ N(0, I), z1 ~ p(z1 | z2), then the decoder's mean."""
     assert isinstance(model, HierarchicalVAE)
-    z1 = model.decode_top(noise["z2"], group).sample(noise["z1_hat"])
-    return model.likelihood.mean(model.decode(z1, group))
+    z1 = model.decode_top(inputs.noise["z2"], inputs.group).sample(inputs.noise["z1_hat"])
+    return model.likelihood.mean(model.decode(z1, inputs.group))
 
 
-def round_trip(model: nn.Module, noise: Mapping[str, Tensor], group: Tensor, prior_group: Tensor) -> Tensor:
+def round_trip(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """z1 ~ N(m_g, I), up to z2 ~ q(z2 | z1), down to z1 ~ p(z1 | z2), then the decoder's mean."""
     assert isinstance(model, HierarchicalVAE)
-    z2 = model.encode_top(model.prior_mean(prior_group) + noise["z1"], group).sample(noise["z2"])
+    noise, group = inputs.noise, inputs.group
+    z2 = model.encode_top(model.prior_mean(inputs.condition) + noise["z1"], group).sample(noise["z2"])
     z1 = model.decode_top(z2, group).sample(noise["z1_hat"])
     return model.likelihood.mean(model.decode(z1, group))
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedloom.config import AuditConfig, Config, DataConfig, EngineConfig, EvaluationConfig, PrivacyConfig, parse
 from fedloom.errors import ConfigError, FedloomError, MissingExtraError, RunFolderError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Pathway, ServerState, Setting, make_method
+from fedloom.methods.base import Pathway, SampleInputs, ServerState, Setting, make_method
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
@@ -229,7 +229,8 @@ class Graph(nn.Module):
         """Records."""
         noise = dict(zip(self.way.noise, inputs, strict=False))
         group = torch.full((inputs[0].shape[0],), self.number)
-        return self.way.generate(self.model, noise, group, inputs[-1] if self.way.labelled else group)
+        condition = inputs[-1] if self.way.labelled else group
+        return self.way.generate(self.model, SampleInputs(noise, group, condition))
 
 
 def write_onnx(folder: Path, subject: Subject) -> dict[str, Any]:

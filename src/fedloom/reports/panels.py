@@ -12,6 +12,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from fedloom.federation.records import Federation, Records, concatenate
+from fedloom.methods.base import SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.modalities.base import modality_of
 from fedloom.models.vae import VAE
@@ -148,7 +149,7 @@ def interpolations(subject: Subject) -> Drawn:
                 ends = _streams(subject).normal(f"report/{key}", 2, math.prod(shape), silo=index, step=line)
                 noise[key] = (shares.cos() * ends[0] + shares.sin() * ends[1]).reshape(ROW, *shape)
             rows = torch.full((ROW,), index)
-            lines.append(way.generate(generator.model(group), noise, rows, rows))
+            lines.append(way.generate(generator.model(group), SampleInputs(noise, rows, rows)))
         figures.append(Figure(group, grid(torch.cat(lines), columns=ROW, kind=generator.kind)))
     return figures, {}
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import ConfigError, unknown
-from fedloom.methods.base import Pathway
+from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.modalities.base import modality_of
 from fedloom.streams import Streams
@@ -161,7 +161,7 @@ class Explorer:
             generator.classes.index(view.label) if way.labelled else generator.groups.index(view.prior or view.group)
         )
         group = torch.full((count,), generator.groups.index(view.group))
-        return way.generate(self._model(view.group), noise, group, torch.full((count,), condition))
+        return way.generate(self._model(view.group), SampleInputs(noise, group, torch.full((count,), condition)))
 
     def _model(self, group: str) -> nn.Module:
         if group not in self._models:
