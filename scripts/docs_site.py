@@ -121,7 +121,7 @@ def settings() -> str:
     """The configuration tree, a table for each section."""
     sections: dict[type, list[list[str]]] = {}
     for key, cls, found, hint in settings_of(Config):
-        key = key.replace("method.options", "method.<option>")
+        key = key.replace(".options", ".<option>")
         sections.setdefault(cls, []).append([f"`{key}`", *_described(cls, found, hint)])
     parts = []
     for cls, rows in sections.items():

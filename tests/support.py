@@ -12,9 +12,15 @@ from torch import Tensor
 
 from fedloom.config import Config, load_config
 from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.rounds import RoundContext
+from fedloom.methods.steps import ServerRound, ServerState
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.runs.checkpoint import checkpoint_rounds, load_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.sharing.aggregation import Aggregator
+from fedloom.sharing.plan import SharingPlan
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
 
 
 def tiny_config(*overrides: str) -> Config:
@@ -46,6 +52,18 @@ def federation_of(*groups_of_records: Sequence[int], width: int = 6) -> Federati
         )
     names = tuple("abcdef"[: 1 + max(max(groups) for groups in groups_of_records)])
     return Federation("tiny", tuple(silos), silos[0].train, names)
+
+
+def round_of(
+    state: ServerState,
+    updates: Sequence[Update],
+    context: RoundContext,
+    streams: Streams,
+    plan: SharingPlan | None = None,
+) -> ServerRound:
+    """What a server step is given; blocks are averaged where a ``plan`` says which."""
+    merged = {} if plan is None else Aggregator().merged(updates, plan, {})
+    return ServerRound(state, state, merged, updates, context, streams, torch.device("cpu"))
 
 
 def written_out(values: Tensor, parameters: Mapping[str, Tensor]) -> Callable[[], dict[str, Form]]:

@@ -74,6 +74,14 @@ class MethodConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """How the copies of a block become one; ``server.merge = "median"`` is short for a table with that name."""
+
+    name: str = "mean"  # "mean", "median", "trimmed-mean" or "norm-bound"
+    options: dict[str, Any] = field(default_factory=dict)  # in a file they stand beside the name
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The networks."""
 
@@ -189,11 +197,12 @@ class LocalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What the server does with the updates; all settings but ``step`` and ``averaging`` are for distillation."""
+    """What the server does with the updates; settings but ``step``, ``merge``, ``averaging`` are for distillation."""
 
     # "mean": average by scope. "distil": train on samples of the decoders that silos send. "mean+distil": both, on
     # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
     step: Literal["auto", "mean", "distil", "mean+distil"] = "auto"
+    merge: MergeConfig = field(default_factory=MergeConfig, metadata=LATER)
     trains: Literal["own", "merged"] = "own"  # a model of the server's own, or the average, which then goes down
     teachers: Literal["averages", "silos"] = "averages"  # after averaging: sample the averages, or what each silo sent
     model: dict[str, Any] = field(default_factory=dict)  # what differs of ``model`` in the server's own
@@ -273,7 +282,8 @@ class Config:
     def to_mapping(self) -> dict[str, Any]:
         """The tree as plain values, the method's options beside its name as in TOML."""
         tree: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
-        tree["method"] = {"name": self.method.name, **tree["method"]["options"]}
+        tree["method"] |= tree["method"].pop("options")
+        tree["server"]["merge"] |= tree["server"]["merge"].pop("options")
         return tree
 
     def to_toml(self) -> str:
@@ -295,12 +305,13 @@ class Config:
 
 
 def _leave_out_later_defaults(settings: Any, tree: dict[str, Any]) -> None:
-    for each in fields(settings):
+    usual = type(settings)()
+    for each in (found for found in fields(settings) if found.name in tree):
         value = getattr(settings, each.name)
-        if is_dataclass(value) and each.name in tree and each.name != "method":
-            _leave_out_later_defaults(value, tree[each.name])
-        elif "later" in each.metadata and value == each.default:
+        if "later" in each.metadata and value == getattr(usual, each.name):
             del tree[each.name]
+        elif is_dataclass(value):
+            _leave_out_later_defaults(value, tree[each.name])
 
 
 def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequence[str] = ()) -> T:
@@ -325,8 +336,10 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequ
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Check one value against its type hint; whole numbers pass as floats, lists as tuples."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is MethodConfig:
-        return _method(value, where)
+    if hint is MergeConfig and isinstance(value, str):
+        return MergeConfig(name=value)
+    if hint in (MethodConfig, MergeConfig):
+        return _named(hint, value, where)
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.{_example(hint)}")
@@ -348,11 +361,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where} = {value!r} must be {_describe(hint)}")
 
 
-def _method(value: Any, where: str) -> MethodConfig:
-    if not isinstance(value, Mapping) or not isinstance(value.get("name", "fedvae"), str):
+def _named(hint: Any, value: Any, where: str) -> Any:
+    """A name, and beside it whatever options."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
         raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.name")
     options = {key: item for key, item in value.items() if key != "name"}
-    return MethodConfig(name=value.get("name", "fedvae"), options=options)
+    return replace(hint(options=options), **{key: name for key, name in value.items() if key == "name"})
 
 
 def _example(cls: Any) -> str:

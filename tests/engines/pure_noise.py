@@ -30,7 +30,8 @@ from fedloom.engines.training import BOUND, Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Release, ServerState, Setting
+from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Release, Setting
+from fedloom.methods.steps import ServerStep
 from fedloom.objectives.base import Losses, Step
 from fedloom.privacy.accounting import Event, Gaussian
 from fedloom.privacy.clipping import Quantile
@@ -39,7 +40,6 @@ from fedloom.privacy.noise import keyed
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
-from fedloom.streams import Streams
 from local_grid import remote
 from support import federation_of, tiny_config
 
@@ -82,18 +82,6 @@ class Flat:
         return Losses(0.0 * (total + layer.weight.sum() if self.behind else total), {})
 
 
-class Forgetful:
-    """A server that learns nothing, so that every round begins with zeros."""
-
-    def initial(self, streams: Streams) -> ServerState:
-        return ServerState({})
-
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        return server
-
-
 def nothing(model: nn.Module, batch: Batch) -> Tensors:
     return {"sum": torch.zeros(len(batch.x), NUMBERS)}
 
@@ -120,7 +108,7 @@ def make(setting: Setting, options: Options) -> Method:
         blocks.with_scopes(setting.config.sharing.scopes),
         build,
         tuple(phases[: options.phases]),
-        Forgetful(),
+        ServerStep(),  # learns nothing, so that every round begins with zeros
         {},
         releases=tuple(Release(each, BoundedSum(nothing, BOUNDED), "every") for each in sums),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +13,21 @@ from torch import nn
 
 from fedloom.engines.base import initial_state
 from fedloom.engines.charging import Charging
+from fedloom.engines.distributed import of_sums
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Release, ServerState
+from fedloom.methods.base import Method, Release
+from fedloom.methods.steps import Merged, ServerRound, ServerStep, Stepped
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.privacy.releases import BoundedSum, Unbounded
 from fedloom.privacy.summary import summarise
 from fedloom.release.provenance import provenance_of
-from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
-from fedloom.streams import Streams
 from support import federation_of, tiny_config
 
 SILOS, TOLERATED, WIDTH, BOUND = 5, 1, 4000, 0.5
@@ -54,20 +53,15 @@ def build(_: Site) -> nn.Module:
     return nn.Identity()
 
 
-class Recorder:
+class Recorder(ServerStep):
     """A server step that keeps what it was shown."""
 
     def __init__(self) -> None:
         self.shown: list[list[Update]] = []
 
-    def initial(self, streams: Streams) -> ServerState:
-        return ServerState({})
-
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        self.shown.append(list(updates))
-        return server
+    def __call__(self, round: ServerRound) -> Stepped:
+        self.shown.append(list(round.updates))
+        return Stepped(round.state)
 
 
 PAYLOAD = Payload("noise", "for a test", {"sum": (WIDTH,)})
@@ -132,9 +126,11 @@ def test_the_server_is_shown_the_sum_alone() -> None:
 def test_the_sum_of_blocks_is_their_plain_mean() -> None:
     key = BlockKey("w", "all")
     updates = [Update(f"s{i}", 1, {key: {"x": torch.tensor([float(i)])}}, {"all": 10.0 * i}) for i in range(4)]
-    found = aggregate(updates, SharingPlan({"w": GLOBAL}, ("a",)))
-    assert found.blocks[key]["x"].item() == 1.5
-    assert found.weights == {"all": 60.0}
+    plan = SharingPlan({"w": GLOBAL}, ("a",))
+    method = of_sums(Method("plain", plan, build, (), Merged(), {}))
+    found = method.aggregator.delivered(updates, method.plan, {}, each=True)
+    assert found.merged[key]["x"].item() == 1.5
+    assert [(seen.silo, seen.blocks, seen.weights) for seen in found.updates] == [("all", {}, {"all": 60.0})]
 
 
 def test_everybody_adds_noise_for_the_strictest() -> None:

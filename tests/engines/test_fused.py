@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -37,12 +37,11 @@ from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Federation
-from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method, ServerState
+from fedloom.methods.base import Method
+from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.objectives.base import Losses, Step
-from fedloom.sharing.merge import merge
-from fedloom.sharing.update import DivergedError, Update
-from fedloom.streams import Streams
+from fedloom.sharing.aggregation import Aggregator
+from fedloom.sharing.update import DivergedError
 
 CPU = torch.device("cpu")
 IN_CHUNKS = FusedOptions(CPU, chunk=3)
@@ -238,26 +237,25 @@ def test_any_small_federation(data: st.DataObject) -> None:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A server step of another kind: half the mean of the updates."""
+class Halves(ServerStep):
+    """A server step of another kind: half the mean of the updates, which it takes itself or is given."""
 
     method: Method
+    needs_each: bool  # type: ignore[assignment]
 
-    def initial(self, streams: Streams) -> ServerState:
-        return ServerState({})
-
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        means = merge(updates, self.method.plan, "size")
+    def __call__(self, round: ServerRound) -> Stepped:
+        assert any(update.blocks for update in round.updates) is self.needs_each
+        own = Aggregator().merged(round.updates, self.method.plan, {})
+        means = own if self.needs_each else round.merged
         halves = {key: {name: tensor / 2 for name, tensor in part.items()} for key, part in means.items()}
-        return ServerState({**server.blocks, **halves})
+        return Stepped(ServerState({**round.state.blocks, **halves}))
 
 
-def test_any_server_step_sees_the_updates() -> None:
+@pytest.mark.parametrize("needs_each", [False, True])
+def test_a_server_step_sees_what_it_needs(needs_each: bool) -> None:
     trainer, start = trainer_of(config_of(FISSION), UNEQUAL)
-    trainer = replace(trainer, method=replace(trainer.method, server_step=Sum(trainer.method)))
-    assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
+    halves = Halves(trainer.method, needs_each)
+    assert_one_answer(replace(trainer, method=replace(trainer.method, server_step=halves)), start, ROUNDS, IN_CHUNKS)
 
 
 @dataclass(frozen=True)
@@ -299,8 +297,7 @@ def with_layer(layer: nn.Module) -> tuple[Method, Federation]:
     base = trainer_of(config_of(), federation)[0].method
     plan = replace(base.plan, blocks={"body": base.plan.blocks["encoder"]})
     phase = replace(base.phases[0], trains=("body",), objective=Objective({}))
-    step = replace(base.server_step, plan=plan)
-    return replace(base, plan=plan, build=lambda _: Net(layer), phases=(phase,), server_step=step), federation
+    return replace(base, plan=plan, build=lambda _: Net(layer), phases=(phase,)), federation
 
 
 def test_objectives_may_use_the_round_and_what_was_received() -> None:

@@ -23,7 +23,8 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError
 from fedloom.experiment import load, resume, train
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import OptimizerPlan, ServerState
+from fedloom.methods.base import OptimizerPlan
+from fedloom.methods.steps import ServerState
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.plan import BlockKey

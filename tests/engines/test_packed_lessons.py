@@ -193,7 +193,7 @@ class Unprepared(Distil):
 
 
 def unprepared(step: Distil) -> Distil:
-    return Unprepared(step.method, step.student, step.server_plan, step.settings, step.before)
+    return Unprepared(step.method, step.student, step.server_plan, step.settings)
 
 
 def unsupported(step: Distil) -> Distil:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,8 @@ from fedloom.errors import ConfigError, EgressError
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Release, ServerState
+from fedloom.methods.base import Method, Release
+from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
 from fedloom.privacy.ledger import Ledger, read_accounts, told
 from fedloom.privacy.noise import Moment, StreamNoise
@@ -79,20 +80,18 @@ def build_moments(_: Site) -> nn.Module:
     return Moments()
 
 
-class Pool:
+class Pool(ServerStep):
     """A server step that reads payloads alone."""
 
     def initial(self, streams: Streams) -> ServerState:
         return ServerState({MOMENTS: {"weight": torch.zeros(WIDTH, 1), "bias": torch.zeros(WIDTH)}})
 
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        sent = [update.payloads["moments"] for update in updates if update.payloads]
+    def __call__(self, round: ServerRound) -> Stepped:
+        sent = [update.payloads["moments"] for update in round.updates if update.payloads]
         if not sent:
-            return server
+            return Stepped(round.state)
         mean = torch.stack([s["sum"] for s in sent]).sum(dim=0) / torch.stack([s["count"] for s in sent]).sum()
-        return ServerState({MOMENTS: {**server.blocks[MOMENTS], "bias": mean}})
+        return Stepped(ServerState({MOMENTS: {**round.state.blocks[MOMENTS], "bias": mean}}))
 
 
 def one_shot(release: Release = RELEASE) -> Method:

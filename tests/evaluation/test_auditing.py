@@ -17,8 +17,9 @@ from fedloom.evaluation.evidence import Evaluation, Real
 from fedloom.federation.canaries import with_canaries
 from fedloom.federation.outliers import OUTLIER
 from fedloom.federation.records import Federation, Records, Silo, concatenate
-from fedloom.methods.base import Mean, Method, Pathway, SampleInputs, ServerState
+from fedloom.methods.base import Method, Pathway, SampleInputs
 from fedloom.methods.generator import Generator
+from fedloom.methods.steps import Merged, ServerState
 from fedloom.sharing.plan import GLOBAL, SILO, UPLOAD, BlockKey, BlockPlan, SharingPlan
 from fedloom.streams import Streams
 
@@ -78,7 +79,7 @@ def evaluation(data: Federation, memory: Mapping[str, Records], decoder: BlockPl
         plan=plan,
         build=lambda site: Model(sizes.get(f"silo={site.name}", sizes.get("all", 1))),
         phases=(),
-        server_step=Mean(plan),
+        server_step=Merged(),
         pathways={"z": Pathway({"z": (1,)}, from_table, "", ("decoder",))},
     )
     blocks = {BlockKey("decoder", owner): {"images": records.x} for owner, records in memory.items()}

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, SampleInputs, ServerState
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, SampleInputs
+from fedloom.methods.steps import Merged, ServerRound, ServerState, ServerStep, Stepped
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
@@ -21,7 +22,6 @@ from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import GLOBAL, SERVER, SILO, UPLOAD, BlockKey, SharingPlan
-from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
 WIDTH, LATENT, GROUPS = 6, 2, ("a", "b")
@@ -88,7 +88,7 @@ def gan() -> Method:
             Phase("discriminator", ("discriminator",), DiscriminatorLoss(), critic),
             Phase("generator", ("generator",), GeneratorLoss(), artist, touches_records=False),
         ),
-        server_step=Mean(plan),
+        server_step=Merged(),
         pathways={"z": Pathway({"z": (LATENT,)}, from_generator, "noise -> x", ("generator",))},
     )
 
@@ -113,7 +113,7 @@ def private_encoder() -> Method:
         plan=plan,
         build=build_vae,
         phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
-        server_step=Mean(plan),
+        server_step=Merged(),
         pathways={"z1": Pathway({"z1": (LATENT,)}, from_decoder, "noise -> x", ("decoder",))},
     )
 
@@ -132,33 +132,32 @@ def build_teacher_or_student(site: Site) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Distil:
+class Distil(ServerStep):
     """The student imitates every uploaded decoder on the same latents."""
 
     samples: int = 16
     learning_rate: float = 0.1
+    needs_each = True
 
     def initial(self, streams: Streams) -> ServerState:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(streams.torch_seed("init/student"))
             return ServerState({STUDENT: dict(decoder().state_dict())}, {"seen": torch.zeros(())})
 
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
+    def __call__(self, round: ServerRound) -> Stepped:
         student, teacher = decoder(), decoder()
-        student.load_state_dict(server.blocks[STUDENT])
+        student.load_state_dict(round.state.blocks[STUDENT])
         loss = torch.zeros(())
-        for update in updates:
+        for update in round.updates:
             teacher.load_state_dict(update.blocks[BlockKey("decoder", f"silo={update.silo}")])
-            z = streams.normal(f"distil/{update.silo}", self.samples, LATENT, round=context.round)
+            z = round.streams.normal(f"distil/{update.silo}", self.samples, LATENT, round=round.context.round)
             loss = loss + functional.mse_loss(student(z), teacher(z).detach())
         gradients = torch.autograd.grad(loss, list(student.parameters()))
         learned = {
             name: (parameter - self.learning_rate * gradient).detach()
             for (name, parameter), gradient in zip(student.named_parameters(), gradients, strict=True)
         }
-        return ServerState({STUDENT: learned}, {"seen": server.memory["seen"] + len(updates)})
+        return Stepped(ServerState({STUDENT: learned}, {"seen": round.state.memory["seen"] + len(round.updates)}))
 
 
 def from_student(model: nn.Module, inputs: SampleInputs) -> Tensor:

@@ -15,16 +15,17 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, ServerState, Setting, make_method
+from fedloom.methods.base import Method, OptimizerPlan, Setting, make_method
 from fedloom.methods.distil import Distil
 from fedloom.methods.generator import Generator
+from fedloom.methods.steps import Merged, ServerState, Steps
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import DivergedError, Update
 from fedloom.streams import Streams
 from labelled_vectors import CLASSES, labelled_config
-from support import equal_bits
+from support import equal_bits, round_of
 
 ALIGN = "method.name=align_fl"
 SMALL = ("server.samples=40", "server.epochs=1", "server.batch_size=16")
@@ -38,9 +39,15 @@ CPU, STREAMS = torch.device("cpu"), Streams(1)
 
 def aligned(*overrides: str) -> tuple[Trainer, FederationState, Distil]:
     trainer, start = trainer_of(config_of(ALIGN, *SMALL, *overrides), UNEQUAL)
-    step = trainer.method.server_step
-    assert isinstance(step, Distil)
+    step = distil_of(trainer)
     return trainer, start, step
+
+
+def distil_of(trainer: Trainer) -> Distil:
+    step = trainer.method.server_step
+    last = step.steps[-1] if isinstance(step, Steps) else step
+    assert isinstance(last, Distil)
+    return last
 
 
 def context(number: int) -> RoundContext:
@@ -67,7 +74,8 @@ def sent(update: Update, number: int, value: float) -> Update:
 
 
 def collected(step: Distil, server: ServerState, updates: Sequence[Update], number: int) -> ServerState:
-    return step(server, updates, context(number), STREAMS)
+    averaged = Merged()(round_of(server, updates, context(number), STREAMS, step.method.plan)).state
+    return step.collected(replace(round_of(averaged, updates, context(number), STREAMS), before=server))
 
 
 def test_permuting_the_silos_leaves_every_bit_of_the_lesson_and_the_model_unchanged() -> None:
@@ -281,8 +289,7 @@ def test_targets_may_be_draws_around_the_mean(likelihood: str, values: str) -> N
 
 def test_after_averaging_the_samples_are_those_of_the_averaged_groups() -> None:
     trainer, start = trainer_of(config_of("method.name=fissionvae", "server.step=mean+distil", *SMALL), UNEQUAL)
-    step = trainer.method.server_step
-    assert isinstance(step, Distil)
+    step = distil_of(trainer)
     server = collected(step, start.server, updates_of(trainer, start), 1)
     assert [(t.name, t.site.groups, t.records) for t in step.teachers.present(server, context(1))] == [
         ("a", (0,), 38.0),
@@ -302,8 +309,7 @@ def test_after_averaging_the_samples_may_be_those_of_each_silo() -> None:
     """What the silos sent is sampled, the average is what starts to learn; earlier decoders are replayed as well."""
     options = ("method.name=fedvae", "server.step=mean+distil", "server.trains=merged", "server.teachers=silos")
     trainer, start = trainer_of(config_of(*options, "server.replay=1", *SMALL), UNEQUAL)
-    step = trainer.method.server_step
-    assert isinstance(step, Distil)
+    step = distil_of(trainer)
     updates = updates_of(trainer, start)
     server = collected(step, start.server, updates, 1)
     server = collected(step, server, [sent(updates[2], 2, 0.0)], 2)
@@ -336,8 +342,7 @@ def test_the_average_itself_may_go_on_learning_and_comes_down() -> None:
     """ContrastAvgSynth: what the silos receive is the average after its lesson, and the server has no other model."""
     options = ("method.name=moon", "server.step=mean+distil", "server.trains=merged", *SMALL)
     trainer, start = trainer_of(config_of(*options), UNEQUAL)
-    step = trainer.method.server_step
-    assert isinstance(step, Distil)
+    step = distil_of(trainer)
     assert trainer.method.server_plan is None
     averaged = collected(step, start.server, updates_of(trainer, start), 1)
     lesson = step.lesson(averaged, context(1), STREAMS, CPU)

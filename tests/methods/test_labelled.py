@@ -16,9 +16,10 @@ from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Experiment, Run, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import METHODS, Method, ServerState
+from fedloom.methods.base import METHODS, Method
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.labels import COUNTS
+from fedloom.methods.steps import ServerState
 from fedloom.models.gaussian import DiagonalGaussian, kl_divergence
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, LinearHead
 from fedloom.objectives.base import Step
@@ -27,6 +28,7 @@ from fedloom.privacy.accounting import spent
 from fedloom.privacy.ledger import Ledger
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
+from support import round_of
 
 SMALL = {"dp_cgan": ("method.generator_hidden=[8]", "method.discriminator_hidden=[8]")}
 WIDTH, CLASSES = 6, ("ant", "bee", "cat")
@@ -246,7 +248,8 @@ def test_counts_of_all_rounds_make_the_label_shares() -> None:
     step, server = method_of("dp_cvae").server_step, ServerState({})
     for number, counts in enumerate(([30.0, 10.0, 0.0], [0.0, 20.0, 40.0]), start=1):
         sent = {COUNTS: {"counts": torch.tensor(counts)}}
-        server = step(server, [Update(f"silo-{number}", number, {}, {"all": 60.0}, sent)], CONTEXT, Streams(1))
+        updates = [Update(f"silo-{number}", number, {}, {"all": 60.0}, sent)]
+        server = step(round_of(server, updates, CONTEXT, Streams(1))).state
     torch.testing.assert_close(server.memory[LABEL_SHARES], torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64))
 
 

@@ -15,9 +15,9 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import ServerState
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.moments import DECODER
+from fedloom.methods.steps import ServerState
 from fedloom.models.class_gaussian import (
     BIAS,
     ClassGaussian,
@@ -28,6 +28,7 @@ from fedloom.models.class_gaussian import (
     within_unit_ball,
 )
 from fedloom.sharing.update import Update
+from support import round_of
 
 WIDTH, CLASSES = 8, 3
 
@@ -189,7 +190,7 @@ def test_sums_that_come_late_are_left_out(late: str) -> None:
 
     def after(server: ServerState, number: int, *sent: tuple[int, str]) -> ServerState:
         updates = [Update(f"silo-{n}", n, {}, {"all": 4000.0}, {name: payloads[name]}) for n, name in sent]
-        return step(server, updates, RoundContext(number, 12, ()), streams)
+        return step(round_of(server, updates, RoundContext(number, 12, ()), streams)).state
 
     first = after(step.initial(streams), 1, (1, "centre"))
     wanted = after(first, 2, (2, "moments"))
@@ -212,7 +213,7 @@ def test_moments_of_all_rounds_are_added_up_also_late_ones() -> None:
         rows = {silo: how(model, batch_of(silos[silo].train)) for _, silo in which}
         sums = {silo: {name: tensor.double().sum(0) for name, tensor in rows[silo].items()} for silo in rows}
         updates = [Update(f"silo-{silo}", n, {}, {"all": 400.0}, {"moments": sums[silo]}) for n, silo in which]
-        return step(server, updates, RoundContext(number, 3, ()), streams)
+        return step(round_of(server, updates, RoundContext(number, 3, ()), streams)).state
 
     at_once = sent(step.initial(streams), 1, (1, 0), (1, 1), (1, 2))
     bit_by_bit = sent(sent(step.initial(streams), 1, (1, 0)), 2, (2, 1))
@@ -240,4 +241,4 @@ def test_gradients_without_moments_leave_the_generator_alone() -> None:
     gradient = {"weights": torch.ones(CLASSES, WIDTH).double(), "bias": torch.ones(CLASSES).double()}
     before = step.initial(streams)
     update = Update("silo-0", 3, {}, {"all": 400.0}, {"gradient": gradient})
-    assert step(before, [update], RoundContext(3, 12, ()), streams) == before
+    assert step(round_of(before, [update], RoundContext(3, 12, ()), streams)).state == before

@@ -9,6 +9,7 @@ from fedloom.methods.base import METHODS, Method, OptimizerPlan, Setting, make_m
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.objectives.elbo import Elbo
+from fedloom.sharing.aggregation import Aggregator, Mean
 from fedloom.sharing.plan import GLOBAL, GROUP, SILO
 from support import tiny_config
 
@@ -68,8 +69,7 @@ def test_a_site_has_branches_only_where_it_meets_several_groups_of_a_group_block
 def test_scopes_of_the_configuration_go_before_those_of_the_method() -> None:
     method = made("method.name=fissionvae", "sharing.scopes.encoder=silo", "sharing.weights=equal-groups")
     assert method.plan.blocks == {"encoder": SILO, "decoder": GROUP}
-    assert getattr(method.server_step, "weighting", None) == "equal-groups"
-    assert getattr(method.server_step, "plan", None) == method.plan
+    assert method.aggregator == Aggregator(Mean(), "equal-groups")
 
 
 def test_means_drawn_at_random_are_the_same_for_every_site() -> None:

@@ -5,11 +5,12 @@ import torch
 
 from fedloom.engines.fused_merge import StackedMean
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Mean, ServerState
-from fedloom.sharing.merge import Weighting, merge
-from fedloom.sharing.plan import GLOBAL, GROUP, UPLOAD, BlockKey, SharingPlan
+from fedloom.methods.steps import Merged, ServerState
+from fedloom.sharing.aggregation import Aggregator, Weighting
+from fedloom.sharing.plan import GLOBAL, GROUP, UPLOAD, BlockKey, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
+from support import round_of
 
 PLAN = SharingPlan({"encoder": GLOBAL, "decoder": GROUP, "critic": UPLOAD}, ("a", "b", "c"))
 ENCODER = BlockKey("encoder", "all")
@@ -29,6 +30,10 @@ def update(silo: str, value: float, **records: int) -> Update:
 
 def merged(updates: list[Update], weighting: Weighting = "size") -> dict[BlockKey, list[float]]:
     return {key: tensors["w"].tolist() for key, tensors in merge(updates, PLAN, weighting).items()}
+
+
+def merge(updates: list[Update], plan: SharingPlan, weighting: Weighting) -> dict[BlockKey, Tensors]:
+    return Aggregator(weighting=weighting).merged(updates, plan, {})
 
 
 def test_merge_by_size_inside_each_scope() -> None:
@@ -89,7 +94,7 @@ def counting(silo: str, count: int, weight: float) -> Update:
 )
 def test_the_mean_of_whole_numbers_is_the_nearest_in_every_engine(updates: list[Update], mean: int) -> None:
     plan = SharingPlan({"encoder": GLOBAL}, ("a",))
-    plain, stacked = merge(updates, plan, "size")[ENCODER], StackedMean(Mean(plan), {})
+    plain, stacked = merge(updates, plan, "size")[ENCODER], StackedMean(plan, Aggregator(), {})
     for chunk in (updates[:1], updates[1:]):
         tensors = [update.blocks[ENCODER] for update in chunk]
         weights = {f"encoder.{name}": torch.stack([each[name] for each in tensors]) for name in ("count", "has")}
@@ -103,7 +108,8 @@ def test_the_mean_of_whole_numbers_is_the_nearest_in_every_engine(updates: list[
 def test_a_group_without_participants_keeps_its_branch() -> None:
     before = {decoder("c"): {"w": torch.tensor([7.0, 8.0])}, ENCODER: {"w": torch.zeros(2)}}
     memory = {"steps": torch.tensor(3)}
-    server = Mean(PLAN)(ServerState(before, memory), [update("1", 1, a=10)], RoundContext(1, 1, (0,)), Streams(0))
+    sent = [update("1", 1, a=10)]
+    server = Merged()(round_of(ServerState(before, memory), sent, RoundContext(1, 1, (0,)), Streams(0), PLAN)).state
     assert server.blocks[decoder("c")]["w"].tolist() == [7, 8]
     assert server.blocks[ENCODER]["w"].tolist() == [1, 1]
     assert server.memory == memory

@@ -90,11 +90,12 @@ def test_main_directions_of_a_linear_map_are_its_singular_vectors() -> None:
 
 def one_pathway(way: Pathway, classes: tuple[str, ...] = ()) -> Generator:
     """A generator without weights that has one way to generate."""
-    from fedloom.methods.base import Mean, Method, ServerState
+    from fedloom.methods.base import Method
+    from fedloom.methods.steps import Merged, ServerState
     from fedloom.sharing.plan import SharingPlan
 
     plan = SharingPlan({}, ("all",))
-    method = Method("made-up", plan, lambda _: nn.Identity(), (), Mean(plan), {"way": way})
+    method = Method("made-up", plan, lambda _: nn.Identity(), (), Merged(), {"way": way})
     return Generator(method, ServerState({}), ("all",), classes)
 
 

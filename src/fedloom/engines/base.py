@@ -14,11 +14,10 @@ from fedloom.config import Config
 from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, ServerState, fresh_blocks
-from fedloom.methods.distil import Distil, Lesson
+from fedloom.methods.base import Method, fresh_blocks
+from fedloom.methods.steps import Lesson, ServerRound, ServerState, Stepped, Taught
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Randomness, StreamNoise
-from fedloom.sharing.merge import aggregate
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update
 from fedloom.streams import Streams
@@ -162,15 +161,6 @@ def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
     return plan.join(parts, site)
 
 
-@dataclass(frozen=True)
-class Taught:
-    """What came of a lesson: the model's weights, the optimiser's moments where it keeps them, mean loss terms."""
-
-    weights: Tensors
-    moments: Tensors
-    terms: Mapping[str, float]
-
-
 class School(Protocol):
     """How an engine carries out what a distilling server has to learn."""
 
@@ -194,12 +184,12 @@ def conclude(
 ) -> tuple[FederationState, RoundReport]:
     """The server's half of a round: its step, its lesson where there is one, and what the silos keep."""
     device = torch.device("cpu") if school is None else school.device
-    server, lesson = stepped(method, state, context, results, streams, device)
-    terms: dict[str, float] = {}
-    if lesson is not None:
+    found = stepped(method, state, context, results, streams, device)
+    taught = None
+    if found.lesson is not None:
         assert school is not None, "a server that learns needs somewhere to do so"
-        server, terms = after_lesson(method, server, lesson, school.teach(lesson))
-    return settled(method, state, context, server, results, terms)
+        taught = school.teach(found.lesson)
+    return settled(method, state, context, results, found, taught)
 
 
 def stepped(
@@ -209,43 +199,31 @@ def stepped(
     results: list[Result],
     streams: Streams,
     device: torch.device,
-) -> tuple[ServerState, Lesson | None]:
-    """Check every update and run the server step; what a distilling server then has to learn is left to be taught."""
-    results = sorted(results, key=lambda result: result.silo)
-    for result in results:
-        check_update(result.update, state.server.blocks)
-    if not results:
-        return state.server, None
-    step, updates = method.server_step, seen_by_server(method, [result.update for result in results])
-    server = step(state.server, updates, context, streams)
-    return server, step.lesson(server, context, streams, device) if isinstance(step, Distil) else None
-
-
-def after_lesson(
-    method: Method, server: ServerState, lesson: Lesson, taught: Taught
-) -> tuple[ServerState, dict[str, float]]:
-    """The server that has learned, and what the report says of it."""
-    step = method.server_step
-    assert isinstance(step, Distil)
-    terms = {**taught.terms, **step.news(server, lesson.context), "samples": float(len(lesson.records))}
-    learned = step.learned(server, taught.weights, taught.moments)
-    return learned, {f"server/{name}": value for name, value in terms.items()}
-
-
-def seen_by_server(method: Method, updates: list[Update]) -> list[Update]:
-    """The updates, or only their sum where the method's noise is shared among the silos."""
-    return [aggregate(updates, method.plan)] if method.summed else updates
+    merged: Mapping[BlockKey, Tensors] = MappingProxyType({}),
+) -> Stepped:
+    """Check every update and run the server step; ``merged`` are copies that an engine has merged already."""
+    updates = [result.update for result in sorted(results, key=lambda result: result.silo)]
+    for update in updates:
+        check_update(update, state.server.blocks)
+    if not updates:
+        return Stepped(state.server)
+    step, known = method.server_step, state.server.blocks
+    seen = method.aggregator.delivered(updates, method.plan, known, each=step.needs_each)
+    merged = {**merged, **seen.merged}
+    return step(ServerRound(state.server, state.server, merged, seen.updates, context, streams, device))
 
 
 def settled(
     method: Method,
     state: FederationState,
     context: RoundContext,
-    server: ServerState,
     results: list[Result],
-    server_terms: Mapping[str, float] = MappingProxyType({}),
+    found: Stepped,
+    taught: Taught | None,
 ) -> tuple[FederationState, RoundReport]:
-    """The end of a round: the server's new state, what the silos keep, and the report."""
+    """The end of a round: the server with what it was taught, what the silos keep, and the report."""
+    server = found.state if taught is None else method.server_step.learned(found.state, taught)
+    told = {**({} if taught is None else taught.terms), **found.terms}
     results = sorted(results, key=lambda result: result.silo)
     silos = dict(state.silos)
     silos.update({result.silo: result.state for result in results if result.state})
@@ -254,6 +232,7 @@ def settled(
     for result in results:
         for name, value in result.terms.items():
             terms[name] = terms.get(name, 0.0) + value * result.steps / steps
-    report = RoundReport(context, tuple(result.egress for result in results), {**terms, **server_terms}, steps)
+    terms |= {f"server/{name}": value for name, value in told.items()}
+    report = RoundReport(context, tuple(result.egress for result in results), terms, steps)
     server = server.averaged(state.server.averages, method.averaging)
     return replace(state, round=context.round, server=server, silos=silos), report

@@ -29,6 +29,11 @@ def shared_noise(
     return tuple(replace(plan, trust=trust, partners=tuple(plans)) for plan in plans)
 
 
+def of_sums(method: Method) -> Method:
+    """The method whose server sees sums and plain means alone, in which the noise of each silo counts the same."""
+    return replace(method, plan=method.plan.summed(), aggregator=replace(method.aggregator, weighting="equal"))
+
+
 def _problems(config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]) -> Iterator[str]:
     """Why the server would see more than sums, or silos would need more noise than others add for them."""
     if any(len(plan.rounds) < config.rounds for plan in plans):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import NO_SECRETS, FederationState, Job, Outcome, Result, RoundReport, Secrets, Taught
+from fedloom.engines.base import NO_SECRETS, FederationState, Job, Outcome, Result, RoundReport, Secrets
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_places import FIXED, attendance, cheapest_places, fillable
 from fedloom.engines.fused_private import PrivateProgram, probed
@@ -31,8 +31,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import ServerState
-from fedloom.methods.distil import Lesson
+from fedloom.methods.steps import Lesson, ServerState, Taught
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean
-from fedloom.sharing.merge import mean_of, weight_of
-from fedloom.sharing.plan import BlockKey, Scope, Tensors
+from fedloom.sharing.aggregation import Aggregator, weight_of
+from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
 Sum = tuple[BlockKey, float, Tensors]  # of an owner's copies: their weight together, and the weighted sums
 
 
 class StackedMean:
-    """Takes the chunks of a round one after the other; equals :func:`fedloom.sharing.merge.merge` of all updates."""
+    """Takes the chunks of a round one after the other; equals the mean of :class:`Aggregator` over all updates."""
 
-    def __init__(self, step: Mean, totals: Mapping[str, float]) -> None:
-        self._plan, self._weighting, self._totals = step.plan, step.weighting, dict(totals)
+    def __init__(self, plan: SharingPlan, aggregator: Aggregator, totals: Mapping[str, float]) -> None:
+        self._plan, self._weighting, self._former = plan, aggregator.weighting, aggregator.sums
+        self._totals = dict(totals)
         self._sums: dict[BlockKey, Tensors] = {}
         self._weights: dict[BlockKey, float] = {}
         self._dtypes: dict[tuple[BlockKey, str], torch.dtype] = {}
@@ -58,8 +58,8 @@ class StackedMean:
         sums: list[Tensors] = [{} for _ in distinct]
         factors = sent_ahead(shares, next(iter(weights.values())).device)
         for name, stacked in weights.items():
-            products = factors @ stacked.to(torch.float64).reshape(len(keys), -1)
-            for key, tensors, total in zip(distinct, sums, products, strict=True):
+            totals = self._former.totals(factors, stacked)
+            for key, tensors, total in zip(distinct, sums, totals, strict=True):
                 tensors[name] = total.reshape(stacked.shape[1:])
                 self._dtypes[key, name] = stacked.dtype
         return list(zip(distinct, shares.sum(dim=1).tolist(), sums, strict=True))
@@ -67,7 +67,7 @@ class StackedMean:
     def result(self) -> dict[BlockKey, Tensors]:
         """The means, on the host."""
         return {
-            key: on_host({n: mean_of(t, self._weights[key], self._dtypes[key, n]) for n, t in sums.items()})
+            key: on_host({n: self._former.mean(t, self._weights[key], self._dtypes[key, n]) for n, t in sums.items()})
             for key, sums in self._sums.items()
         }
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.engines.base import Job, Outcome, Result, SiloState, Taught, after_lesson, settled, stepped
+from fedloom.engines.base import Job, Outcome, Result, SiloState, settled, stepped
 from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
-from fedloom.methods.base import Mean, ServerState
-from fedloom.methods.distil import Lesson
+from fedloom.methods.steps import Lesson, Stepped, Taught
 from fedloom.privacy.noise import StreamNoise
-from fedloom.sharing.plan import Tensors
+from fedloom.sharing.aggregation import totals_of
+from fedloom.sharing.plan import Seen, Tensors
 from fedloom.sharing.update import Update, check_update, pass_egress
 
 
@@ -55,15 +55,12 @@ class RunRound:
         self._trainer = trainer = members[0].trainer
         self.results: list[Result] = []
         self.error: FedloomError | None = None
-        self.lesson: Lesson | None = None  # what the server has to learn, known after its step
-        self._server = job.state.server
-        totals: dict[str, float] = {}
-        for index in job.context.participants:
-            for owner, count in members[index].records.items():
-                totals[owner] = totals.get(owner, 0.0) + count
-        step = trainer.method.server_step
-        # Any other server step sees the updates themselves, as in every engine.
-        self._mean = StackedMean(step, totals) if not trial and type(step) is Mean else None
+        self._stepped = Stepped(job.state.server)
+        method = trainer.method
+        # Where sums will do, they are formed on the device; else the updates themselves travel, as in every engine.
+        sums = method.aggregator.merge.needs is Seen.SUM and not method.server_step.needs_each
+        totals = totals_of([members[index].records for index in job.context.participants])
+        self._mean = StackedMean(method.plan, method.aggregator, totals) if not trial and sums else None
 
     def gathered(self, places: Sequence[Place], weights: Tensors) -> Part:
         """What this run gets of a chunk; a mistake in it is kept as the run's own."""
@@ -109,16 +106,19 @@ class RunRound:
     def _payloads(self, silo: int, weights: Tensors) -> dict[str, Tensors]:
         return self._trainer.payloads(silo, weights, self.job.context, self.job.secrets.get(silo))
 
+    @property
+    def lesson(self) -> Lesson | None:
+        """What the server has to learn, known after its step."""
+        return self._stepped.lesson
+
     def step(self, device: torch.device) -> None:
         """The server step; a lesson that follows from it is prepared on ``device``."""
         if self.error is not None:
             return
         state, context, trainer = self.job.state, self.job.context, self._trainer
-        if self._mean is not None:
-            self._server = ServerState({**state.server.blocks, **self._mean.result()}, state.server.memory)
-            return
+        merged = self._mean.result() if self._mean is not None else {}
         try:
-            self._server, self.lesson = stepped(trainer.method, state, context, self.results, trainer.streams, device)
+            self._stepped = stepped(trainer.method, state, context, self.results, trainer.streams, device, merged)
         except FedloomError as error:
             self.error = error
 
@@ -128,11 +128,7 @@ class RunRound:
             return self.error
         if isinstance(taught, Exception):
             return taught
-        server, terms = self._server, dict[str, float]()
-        if taught is not None:
-            assert self.lesson is not None
-            server, terms = after_lesson(self._trainer.method, server, self.lesson, taught)
-        return settled(self._trainer.method, self.job.state, self.job.context, server, self.results, terms)
+        return settled(self._trainer.method, self.job.state, self.job.context, self.results, self._stepped, taught)
 
     def _result(self, place: Place, weights: Tensors) -> Result:
         """The update passes the egress guard."""

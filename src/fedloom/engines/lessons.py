@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Taught
+from fedloom.engines.base import Result, SiloState
 from fedloom.engines.training import MODEL, Trainer
 from fedloom.federation.records import Federation, Silo
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.distil import Lesson
+from fedloom.methods.steps import Lesson, Taught
 
 ALONE = (0,)  # the only silo of a lesson
 

@@ -26,7 +26,6 @@ from fedloom.engines.base import (
     Secrets,
     SiloState,
     Task,
-    Taught,
     conclude,
     received_by,
     site_of,
@@ -35,7 +34,7 @@ from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.distil import Lesson
+from fedloom.methods.steps import Lesson, Taught
 from fedloom.sharing.plan import BlockKey, Tensors
 
 _trainer: Trainer  # in a worker process: set once, before any task

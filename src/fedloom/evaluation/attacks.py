@@ -18,7 +18,6 @@ from fedloom.federation.outliers import is_outlier
 from fedloom.federation.records import Canaries, Federation, Records, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway, SampleInputs
-from fedloom.methods.distil import Distil
 from fedloom.methods.teachers import MERGED
 from fedloom.models.gan import GAN
 from fedloom.models.vae import VAE
@@ -168,8 +167,8 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
     federation, method = evaluation.real.federation, evaluation.generator.method
     if not method.pathways:  # it classifies
         return []
-    step, blocks = method.server_step, evaluation.generator.server.sampled
-    silos = step.method if isinstance(step, Distil) else method
+    server, silos = evaluation.generator.server, method.server_step.silos_method(method)
+    blocks = server.sampled
     places = [("group", "server", method, method.generating)]
     if silos is not method and method.server_plan is not None:  # otherwise the average is the server's own
         places.append(("average", MERGED, silos, silos.plan))
@@ -182,9 +181,7 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
     uploaded = any(silos.plan.blocks[block].scope is Scope.SILO for block in next(iter(silos.pathways.values())).blocks)
     for index, silo in enumerate(federation.silos):
         site = Site(silo.name, silo.groups)
-        sent = blocks if uploaded else {}
-        if isinstance(step, Distil) and not uploaded:
-            sent = step.teachers.sent_by(evaluation.generator.server, site)
+        sent = blocks if uploaded else method.server_step.sent_by(server, site)
         if sent:
             found.append(_target(evaluation, f"silo={silo.name}", site, (index,), silos, silos.plan.join(sent, site)))
     return [target for target in found if target is not None]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, ServerState
+from fedloom.methods.base import Method
+from fedloom.methods.steps import ServerState
 from fedloom.sharing.plan import BlockKey, Down, Tensors
 
 

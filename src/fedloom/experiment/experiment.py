@@ -15,6 +15,7 @@ from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
 from fedloom.engines.base import Engine, initial_state, participants_of
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.choice import device_of
+from fedloom.engines.distributed import of_sums
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
@@ -73,8 +74,8 @@ class Experiment:
             return Trainer(self.config, self.method, self.federation)
         rounds = [self.context(number).participants for number in range(1, self.config.rounds + 1)]
         plans = silo_plans(self.config, self.federation, self.method, rounds)
-        method = replace(self.method, summed=bool(plans) and self.config.privacy.trust == "distributed")
-        return Trainer(self.config, method, self.federation, plans)
+        shared = bool(plans) and self.config.privacy.trust == "distributed"
+        return Trainer(self.config, of_sums(self.method) if shared else self.method, self.federation, plans)
 
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""

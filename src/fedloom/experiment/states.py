@@ -10,7 +10,7 @@ from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.training import MODEL
 from fedloom.federation.records import Federation
-from fedloom.methods.base import ServerState
+from fedloom.methods.steps import ServerState
 from fedloom.runs.checkpoint import AVERAGES, BLOCKS, MEMORY, Checkpoint
 from fedloom.sharing.plan import BlockKey, Tensors
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from fedloom.config import Config, LocalConfig, ModelConfig, parse
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.steps import ServerStep
 from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
@@ -23,9 +24,8 @@ from fedloom.objectives.base import Objective
 from fedloom.privacy.mechanism import Mechanism, NoPrivacy
 from fedloom.privacy.releases import Statistic
 from fedloom.registry import Registry, values_in
-from fedloom.sharing.merge import Weighting, merge
-from fedloom.sharing.plan import BlockKey, Payload, Scope, SharingPlan, Tensors
-from fedloom.sharing.update import Update
+from fedloom.sharing.aggregation import Aggregator
+from fedloom.sharing.plan import BlockKey, Payload, Scope, Seen, SharingPlan, Tensors
 from fedloom.streams import Streams
 
 
@@ -131,71 +131,6 @@ class Pathway:
     labelled: bool = False  # whether it is told which class to generate
 
 
-@dataclass(frozen=True)
-class ServerState:
-    """What the server knows: the merged copies of shared blocks, blocks of its own, and whatever it must remember."""
-
-    blocks: dict[BlockKey, Tensors]
-    memory: Tensors = field(default_factory=dict)
-    averages: dict[BlockKey, Tensors] = field(default_factory=dict)  # of all blocks over the rounds, where asked for
-
-    @property
-    def sampled(self) -> dict[BlockKey, Tensors]:
-        """The blocks that samples are made with."""
-        return self.averages or self.blocks
-
-    def averaged(self, before: Mapping[BlockKey, Tensors], past: float) -> ServerState:
-        """With the running mean of its blocks, whose earlier value counts ``past``; nothing if that is 0."""
-        if not past:
-            return self
-        averages = {
-            key: {n: mean_of_old_and_new(before.get(key, block).get(n, t), t, past) for n, t in block.items()}
-            for key, block in self.blocks.items()
-        }
-        return replace(self, averages=averages)
-
-
-def mean_of_old_and_new(old: Tensor, new: Tensor, past: float) -> Tensor:
-    """A running mean's next value; what counts in whole numbers is no mean."""
-    return torch.lerp(new, old, past) if new.is_floating_point() else new
-
-
-class ServerStep(Protocol):
-    """What the server does with the updates of a round."""
-
-    def initial(self, streams: Streams) -> ServerState:
-        """The blocks and memory that the server brings itself, beside the merged copies."""
-        ...
-
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        """One round; updates come in the order of the silos, whatever order they arrived in."""
-        ...
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Weighted mean per scope; a group that nobody took part for keeps its branch."""
-
-    plan: SharingPlan
-    weighting: Weighting = "size"
-
-    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - it brings nothing of its own
-        """Nothing beside the merged copies."""
-        return ServerState({})
-
-    def __call__(
-        self,
-        server: ServerState,
-        updates: Sequence[Update],
-        context: RoundContext,  # noqa: ARG002
-        streams: Streams,  # noqa: ARG002
-    ) -> ServerState:
-        """Replace what was sent by its mean, keep the rest."""
-        return ServerState({**server.blocks, **merge(updates, self.plan, self.weighting)}, server.memory)
-
-
 def groups_of(site: Site) -> Hashable:
     """Sites of equal groups have equal models, where a method says nothing else."""
     return site.groups
@@ -221,7 +156,7 @@ class Method:
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
     mechanism: Mechanism = field(default_factory=NoPrivacy)
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
-    summed: bool = False  # the server sees the sum of all updates and no single one
+    aggregator: Aggregator = field(default_factory=Aggregator)  # what the server step is shown of updates
     learns_labels: bool = False  # though it may generate none
     own_posterior: bool = False  # its phases follow model.posterior already
     label_exponent: float = 1.0  # on the label shares of samples
@@ -229,6 +164,15 @@ class Method:
     settle: Callable[[Tensors], Tensors] = unchanged  # what becomes of a silo's weights after a round's last step
     server_plan: SharingPlan | None = None  # of the server's own model, where it generates with one
     averaging: float = 0.0  # how much the past counts in the running mean of weights that is sampled; 0: the newest
+
+    def __post_init__(self) -> None:
+        hidden = next((block for block, rule in self.plan.blocks.items() if rule.seen is Seen.SUM), "")
+        seen = f"of block '{hidden}' the server sees the sum over the silos alone"
+        if hidden and self.aggregator.merge.needs is Seen.EACH:
+            merge = self.aggregator.merge.name
+            raise ConfigError(f"server.merge = '{merge}' looks at what every silo sent, but {seen}; use 'mean'")
+        if hidden and self.server_step.needs_each:
+            raise ConfigError(f"the server step of method '{self.name}' looks at what every silo sent, but {seen}")
 
     @property
     def labelled(self) -> bool:
@@ -355,7 +299,7 @@ def make_method(setting: Setting) -> Method:
     """The method that the configuration asks for; its options are checked here."""
     from fedloom.methods.penalties import with_penalty  # these are built on this module
     from fedloom.methods.posteriors import with_posterior
-    from fedloom.methods.server_steps import with_server_step
+    from fedloom.methods.server_steps import with_aggregator, with_server_step
 
     config = setting.config
     if config.local.warmup > config.rounds:
@@ -363,5 +307,6 @@ def make_method(setting: Setting) -> Method:
     recipe, options = METHODS.get(config.method.name, "method.name"), config.method.options
     recipe.check(setting)
     made = recipe.make(setting, parse(recipe.options, options, "method", beside=("name",)))
-    whole = with_server_step(with_penalty(with_posterior(made, setting), setting), setting)
+    trained = with_penalty(with_posterior(made, setting), setting)
+    whole = with_server_step(with_aggregator(trained, config), setting)
     return replace(whole, averaging=config.server.averaging)

@@ -19,45 +19,36 @@ from fedloom.config import LocalConfig, ServerConfig
 from fedloom.errors import FedloomWarning
 from fedloom.federation.records import UNLABELLED, Records, concatenate
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, SampleInputs, ServerState, ServerStep, fresh_blocks
+from fedloom.methods.base import Method, SampleInputs, fresh_blocks
 from fedloom.methods.latents import DRAWS, Draw
+from fedloom.methods.steps import Lesson, ServerRound, ServerState, ServerStep, Stepped, Taught
 from fedloom.methods.teachers import Teacher, Teachers
 from fedloom.models.vae import VAE
-from fedloom.sharing.plan import Scope, SharingPlan, Tensors
-from fedloom.sharing.update import Update
+from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.streams import Streams
 
 CHUNK = 1000  # rows generated at once; fixed, so that a sample does not depend on how many there are
 STUDENT = "student/"  # under which the server remembers its optimiser's moments
 
 
-@dataclass(frozen=True, eq=False)
-class Lesson:
-    """What the server learns in a round: local training on synthetic records, for an engine to carry out."""
-
-    method: Method  # of a single site, where all blocks stay
-    local: LocalConfig
-    records: Records
-    weights: Tensors  # to start from, by parameter
-    moments: Tensors  # of an optimiser that keeps them
-    context: RoundContext
-    seed: int
-
-
 @dataclass(frozen=True)
-class Distil:
+class Distil(ServerStep):
     """Collect the newest generators, sample all of them, train on the union from where the last round ended."""
 
     method: Method  # as the silos have it
     student: Method  # the model that the server trains
     server_plan: SharingPlan  # under which names the server keeps the student's blocks
     settings: ServerConfig
-    before: ServerStep | None = None  # averaging, where it comes first
 
     @property
     def teachers(self) -> Teachers:
         """Whom the server samples."""
         return Teachers(self.method, self.settings)
+
+    @property
+    def needs_each(self) -> bool:
+        """Where silos are sampled."""
+        return self.teachers.are_silos
 
     def initial(self, streams: Streams) -> ServerState:
         """Fresh weights of the server's own model; what is averaged comes from elsewhere."""
@@ -65,12 +56,16 @@ class Distil:
             return ServerState({})
         return ServerState(fresh_blocks(replace(self.student, plan=self.server_plan), self._home, streams))
 
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        """Average, if that comes first, and take over what silos sent that is newer than what is there."""
-        merged = server if self.before is None else self.before(server, updates, context, streams)
-        return self.teachers.remembered(self.teachers.renewed(merged, updates), server, context)
+    def __call__(self, round: ServerRound) -> Stepped:
+        """Take over what silos sent that is newer than what is there, and ask to be taught on samples of it."""
+        server, context = self.collected(round), round.context
+        lesson = self.lesson(server, context, round.streams, round.device)
+        return Stepped(server, lesson, {**self.news(server, context), "samples": float(len(lesson.records))})
+
+    def collected(self, round: ServerRound) -> ServerState:
+        """The server with the newest generators, and earlier ones as far back as replay goes."""
+        renewed = self.teachers.renewed(round.state, round.updates)
+        return self.teachers.remembered(renewed, round.before, round.context)
 
     def lesson(self, server: ServerState, context: RoundContext, streams: Streams, device: torch.device) -> Lesson:
         """Synthetic records, and where the training on them starts."""
@@ -85,10 +80,18 @@ class Distil:
             seed=streams.torch_seed("distil"),
         )
 
-    def learned(self, server: ServerState, weights: Tensors, moments: Tensors) -> ServerState:
+    def learned(self, state: ServerState, taught: Taught) -> ServerState:
         """The server after a lesson."""
-        blocks = {**server.blocks, **self.server_plan.split(weights, self._home)}
-        return ServerState(blocks, {**server.memory, **{STUDENT + name: tensor for name, tensor in moments.items()}})
+        blocks = {**state.blocks, **self.server_plan.split(taught.weights, self._home)}
+        return ServerState(blocks, {**state.memory, **{STUDENT + n: tensor for n, tensor in taught.moments.items()}})
+
+    def silos_method(self, method: Method) -> Method:  # noqa: ARG002 - it knows its own
+        """Without the server's model."""
+        return self.method
+
+    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:
+        """A silo's newest generator; nothing where the server keeps averages alone."""
+        return self.teachers.sent_by(state, site)
 
     def news(self, server: ServerState, context: RoundContext) -> dict[str, float]:
         """What the log says of the teachers; of those that have long been silent there is a warning."""

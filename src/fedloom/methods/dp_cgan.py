@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
+from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
+from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -63,7 +64,7 @@ def make(setting: Setting, options: Options) -> Method:
             Phase("discriminator", ("discriminator",), real, optimizer),
             Phase("generator", ("generator",), fake, optimizer, touches_records=False),
         ),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways={
             "z": Pathway({"z": (latent,)}, from_noise, "z ~ N(0, I), y -> x", ("generator",), labelled=True),
         },

@@ -19,9 +19,10 @@ from typing import Literal
 from fedloom.config import at_least
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
+from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
 from fedloom.methods.conditional_pathways import conditional_pathways
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
+from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
@@ -101,7 +102,7 @@ def make(setting: Setting, options: Options) -> Method:
         plan=plan,
         build=partial(build, setting, options),
         phases=PHASES[model.posterior](setting, options),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways=conditional_pathways(model.latent, width),
         own_posterior=True,
     )

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedloom.config import above
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting, branched
+from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting, branched
+from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import check_silos, latent_sizes
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
@@ -93,7 +94,7 @@ def make(setting: Setting, options: Options) -> Method:
                 touches_records=False,
             ),
         ),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x", ("generator",))},
         kind=setting.kind_of,
     )

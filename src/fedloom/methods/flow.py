@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fedloom.config import at_least
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
+from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
+from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
 from fedloom.sharing.plan import GLOBAL, SharingPlan
@@ -58,7 +59,7 @@ def make(setting: Setting, options: Options) -> Method:
         plan=plan,
         build=partial(build, setting),
         phases=(Phase("flow", ("flow",), FlowMatching(width, scale), OptimizerPlan.of(setting.config.local)),),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways={"flow": Pathway({"e": (width,)}, generate, "noise, y -> x along a flow", ("flow",), labelled=True)},
     )
     return with_labels(method, setting, options)

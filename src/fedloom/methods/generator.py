@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, SampleInputs, ServerState
+from fedloom.methods.base import Method, SampleInputs
+from fedloom.methods.steps import ServerState
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,13 +12,11 @@ from torch.nn import functional
 from fedloom.config import portion
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
-from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method, Release, ServerState, ServerStep, Setting
+from fedloom.methods.base import Method, Release, Setting
 from fedloom.methods.generator import LABEL_SHARES
+from fedloom.methods.steps import ServerRound, ServerStep, Stepped, Steps
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import payload_of_sums
-from fedloom.sharing.update import Update
-from fedloom.streams import Streams
 
 Labels = Literal["global-dp", "uniform", "local"]  # of synthetic records: as noisy counts say, alike, as at each silo
 VECTORS = ("vector",)  # what they learn
@@ -56,28 +53,20 @@ class CountClasses:
         return {"counts": functional.one_hot(batch.y, self.classes).to(torch.float32)}
 
 
-@dataclass(frozen=True)
-class WithLabelShares:
-    """A server step that also remembers how frequent each class is."""
+class LabelShares(ServerStep):
+    """Remembers how frequent each class is."""
 
-    step: ServerStep
-
-    def initial(self, streams: Streams) -> ServerState:
-        """That of the step."""
-        return self.step.initial(streams)
-
-    def __call__(
-        self, server: ServerState, updates: Sequence[Update], context: RoundContext, streams: Streams
-    ) -> ServerState:
-        """The step, then the counts, where some have come."""
-        after = self.step(server, updates, context, streams)
-        sent = [update.payloads[COUNTS]["counts"] for update in updates if COUNTS in update.payloads]
+    def __call__(self, round: ServerRound) -> Stepped:
+        """By the counts, where some have come."""
+        sent = [update.payloads[COUNTS]["counts"] for update in round.updates if COUNTS in update.payloads]
         if not sent:
-            return after
+            return Stepped(round.state)
         # Silos send them in different rounds, each in the first that it takes part in.
-        counts = torch.stack(sent).to(torch.float64).sum(dim=0) + after.memory.get(COUNTS, 0.0)
+        memory = round.state.memory
+        counts = torch.stack(sent).to(torch.float64).sum(dim=0) + memory.get(COUNTS, 0.0)
         positive = counts.clamp_min(SMALLEST_SHARE * counts.clamp_min(0.0).mean()).clamp_min(1e-9)
-        return replace(after, memory={**after.memory, COUNTS: counts, LABEL_SHARES: positive / positive.sum()})
+        shares = {COUNTS: counts, LABEL_SHARES: positive / positive.sum()}
+        return Stepped(replace(round.state, memory={**memory, **shares}))
 
 
 def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Method:
@@ -93,7 +82,7 @@ def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Meth
         method,
         plan=replace(method.plan, payloads=(*method.plan.payloads, payload)),
         releases=(*method.releases, release),
-        server_step=WithLabelShares(method.server_step),
+        server_step=Steps((method.server_step, LabelShares())),
     )
 
 

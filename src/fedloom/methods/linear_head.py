@@ -16,8 +16,9 @@ from functools import partial
 from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Phase, Recipe, Setting
+from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
 from fedloom.methods.labels import VECTORS, require_classes
+from fedloom.methods.steps import Merged
 from fedloom.models.labelled import LinearHead
 from fedloom.objectives.base import Objective
 from fedloom.objectives.labelled import CrossEntropy
@@ -62,7 +63,7 @@ def make(setting: Setting, options: Options) -> Method:
         plan=plan,
         build=partial(build, setting),
         phases=(Phase("head", ("head",), objective, optimizer),),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways={},
         learns_labels=True,
     )

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import above
-from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Pathway, Recipe, Release, SampleInputs, ServerState, Setting
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Method, Pathway, Recipe, Release, SampleInputs, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import VECTORS, TemperedLabels, require_classes
+from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
@@ -41,7 +42,7 @@ class Options(TemperedLabels):
 
 
 @dataclass(frozen=True)
-class MomentsStep:
+class MomentsStep(ServerStep):
     """Adds up what has ever come, in whichever round, and makes a generator of it."""
 
     width: int
@@ -51,23 +52,17 @@ class MomentsStep:
         """A generator that knows nothing."""
         return ServerState({DECODER: dict(ClassGaussian(self.how.classes, self.width).decoder.state_dict())})
 
-    def __call__(
-        self,
-        server: ServerState,
-        updates: Sequence[Update],
-        context: RoundContext,  # noqa: ARG002 - moments of all rounds are about the same centre
-        streams: Streams,  # noqa: ARG002 - nothing is drawn
-    ) -> ServerState:
-        """The generator, where moments have come."""
-        if not (sent := payload_sum(updates, MOMENTS)):
-            return server
-        known, memory = server.blocks[DECODER], server.memory
+    def __call__(self, round: ServerRound) -> Stepped:
+        """The generator, where moments have come: those of all rounds are about the same centre."""
+        if not (sent := payload_sum(round.updates, MOMENTS)):
+            return Stepped(round.state)
+        known, memory = round.state.blocks[DECODER], round.state.memory
         sums = {name: tensor + memory.get(f"{MOMENTS}/{name}", 0.0) for name, tensor in sent.items()}
         found = estimate(sums, sums["records"].item(), known["centre"], self.how)
         # The centre stays, so that silos which take part for the first time later on send moments about it, too.
         made = generator_of(found.about(known["centre"].to(torch.float64)))
         kept = {f"{MOMENTS}/{name}": tensor for name, tensor in sums.items()}
-        return ServerState({DECODER: {**known, **made}}, {**memory, **kept, LABEL_SHARES: found.shares})
+        return Stepped(ServerState({DECODER: {**known, **made}}, {**memory, **kept, LABEL_SHARES: found.shares}))
 
 
 def build(classes: int, width: int, _: Site) -> ClassGaussian:

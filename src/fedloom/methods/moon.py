@@ -18,7 +18,8 @@ from typing import Literal
 
 from fedloom.config import above, at_least
 from fedloom.errors import ConfigError
-from fedloom.methods.base import Mean, Method, Phase, Recipe, Setting
+from fedloom.methods.base import Method, Phase, Recipe, Setting
+from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import BuildVAE, flat_vae_method
 from fedloom.models.history import remembered
 from fedloom.objectives.contrastive import Contrastive
@@ -59,7 +60,7 @@ def make(setting: Setting, options: Options) -> Method:
         plan=plan,
         build=replace(build, plan=plan, remembered=options.earlier),
         phases=(Phase(phase.name, phase.trains, objective, phase.optimizer),),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         settle=remembered,
     )
 

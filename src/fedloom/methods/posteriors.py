@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fedloom.errors import ConfigError
-from fedloom.methods.base import Mean, Method, Phase, Setting
+from fedloom.methods.base import Method, Phase, Setting
+from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import BuildVAE
 from fedloom.objectives.posteriors import Dreams, Evidence
 
@@ -54,7 +55,7 @@ def _closed_form(method: Method, setting: Setting) -> Method:
         plan=plan,
         build=replace(build, plan=plan),
         phases=(replace(phase, trains=("decoder",), objective=Evidence()),),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
     )
 
 

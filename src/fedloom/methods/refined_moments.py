@@ -10,7 +10,6 @@ Privacy", CCS 2016. A step is taken in the metric that the noisy covariance allo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,15 +19,14 @@ from fedloom.config import above, share
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods import moments
-from fedloom.methods.base import Method, Recipe, Release, ServerState, Setting
+from fedloom.methods.base import Method, Recipe, Release, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_sum
+from fedloom.methods.steps import ServerRound, ServerState, Stepped
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, estimate, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
 from fedloom.sharing.plan import Tensors, payload_of_sums
-from fedloom.sharing.update import Update
-from fedloom.streams import Streams
 
 CENTRE, GRADIENT = "centre", "gradient"
 
@@ -50,28 +48,23 @@ class RefiningStep(MomentsStep):
 
     options: Options
 
-    def __call__(
-        self,
-        server: ServerState,
-        updates: Sequence[Update],
-        context: RoundContext,
-        streams: Streams,  # noqa: ARG002 - nothing is drawn
-    ) -> ServerState:
+    def __call__(self, round: ServerRound) -> Stepped:
         """What has come in time is used; what is late is about the centre of another round."""
-        known, memory = server.blocks[DECODER], server.memory
-        in_time = [update for update in updates if update.round == context.round]
+        known, memory = round.state.blocks[DECODER], round.state.memory
+        in_time = [update for update in round.updates if update.round == round.context.round]
         if total := payload_sum(in_time, CENTRE):
             centre = (total["sum"] / total["records"]).to(torch.float32)
-            return replace(server, blocks={DECODER: {**known, "centre": centre}})
+            return Stepped(replace(round.state, blocks={DECODER: {**known, "centre": centre}}))
         if sums := payload_sum(in_time, moments.MOMENTS):
             found = estimate(sums, sums["records"].item(), known["centre"], self.how)
             made = generator_of(found)
             start = {name: self.options.start * made[name] for name in ("weights", "bias")}
-            return ServerState({DECODER: {**known, **made, **start}}, {**memory, LABEL_SHARES: found.shares})
+            return Stepped(ServerState({DECODER: {**known, **made, **start}}, {**memory, LABEL_SHARES: found.shares}))
         gradient = payload_sum(in_time, GRADIENT)
         if not gradient or LABEL_SHARES not in memory:  # without moments there is no metric to take a step in
-            return server
-        return replace(server, blocks={DECODER: self._refined(known, gradient, context, memory[LABEL_SHARES])})
+            return Stepped(round.state)
+        refined = self._refined(known, gradient, round.context, memory[LABEL_SHARES])
+        return Stepped(replace(round.state, blocks={DECODER: refined}))
 
     def _refined(self, known: Tensors, gradient: Tensors, context: RoundContext, shares: Tensor) -> Tensors:
         """A step in the metric, and the generator whose classifier is the mean of the weights that count."""

@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedloom.config import ServerConfig
+from fedloom.config import Config, ServerConfig, parse
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import ARCHITECTURE, Method, OptimizerPlan, Phase, ServerStep, Setting
+from fedloom.methods.base import ARCHITECTURE, Method, OptimizerPlan, Phase, Setting
 from fedloom.methods.distil import Distil
 from fedloom.methods.latents import DRAWS, release
+from fedloom.methods.steps import Steps
 from fedloom.methods.teachers import Teachers
 from fedloom.methods.vaes import BuildVAE, flat_pathways, latent_sizes
 from fedloom.objectives.elbo import Elbo
-from fedloom.sharing.plan import GLOBAL, SERVER, SILO, Down, Scope, SharingPlan
+from fedloom.sharing.aggregation import Aggregator, Merge
+from fedloom.sharing.merges import MERGES
+from fedloom.sharing.plan import GLOBAL, SERVER, SILO, Down, Scope, Seen, SharingPlan
 
 BLOCKS = ("encoder", "decoder")  # of the model that a distilling server trains
 
@@ -32,6 +35,22 @@ class ModelsBySite:
     def __call__(self, site: Site) -> nn.Module:
         """Fresh weights."""
         return (self.server if site.name == "server" else self.silos)(site)
+
+
+def with_aggregator(method: Method, config: Config) -> Method:
+    """The method whose blocks are merged as the configuration asks."""
+    asked, weights = config.server.merge, config.sharing.weights
+    merge: Merge = parse(MERGES.get(asked.name, "server.merge"), asked.options, "server.merge", beside=("name",))
+    if not merge.weighted and weights != "equal":
+        raise ConfigError(
+            f"server.merge = '{merge.name}' counts every silo once, so sharing.weights must be 'equal', not '{weights}'"
+        )
+    if merge.needs is Seen.EACH and config.privacy.trust == "distributed":
+        raise ConfigError(
+            f"server.merge = '{merge.name}' looks at what every silo sent, of which privacy.trust = 'distributed' "
+            "shows the server the sum alone; use 'mean'"
+        )
+    return replace(method, aggregator=Aggregator(merge, weights))
 
 
 def with_server_step(method: Method, setting: Setting) -> Method:
@@ -56,13 +75,13 @@ def with_server_step(method: Method, setting: Setting) -> Method:
             f"server.step = 'distil' averages nothing, but the silos share the average of '{averaged[0]}'; "
             "use 'mean+distil', or sharing.scopes"
         )
-    return _distilling(method, setting, method.server_step if step == "mean+distil" else None)
+    return _distilling(method, setting, averages=step == "mean+distil")
 
 
-def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> Method:
+def _distilling(method: Method, setting: Setting, *, averages: bool) -> Method:
     settings, config = setting.config.server, setting.config
     own = settings.trains == "own"
-    _check_settings(method, setting, before)
+    _check_settings(method, setting, averages=averages)
     model = config.model
     if not _taken_over(method, settings):
         # What keeps the silos' decoders from showing their records is of no use in the server's, unless asked for.
@@ -77,7 +96,8 @@ def _distilling(method: Method, setting: Setting, before: ServerStep | None) -> 
     if (sent := release(settings, setting.widest_latent, setting.streams)) is not None:
         plan = replace(method.plan, payloads=(*method.plan.payloads, sent.payload))
         method = replace(method, plan=plan, releases=(*method.releases, sent))
-    made = replace(method, server_step=Distil(method, student, kept, settings, before))
+    distil = Distil(method, student, kept, settings)
+    made = replace(method, server_step=Steps((method.server_step, distil)) if averages else distil)
     if not own:
         return made
     models = ModelsBySite(method.build, build)
@@ -89,11 +109,11 @@ def _taken_over(method: Method, settings: ServerConfig) -> bool:
     return settings.trains == "merged" or any(rule.down is Down.SERVER for rule in method.plan.blocks.values())
 
 
-def _check_settings(method: Method, setting: Setting, before: ServerStep | None) -> None:
+def _check_settings(method: Method, setting: Setting, *, averages: bool) -> None:
     settings, source = setting.config.server, next(iter(method.pathways.values()))
     flat = set(source.noise) == {"z1"} and source.uses_prior
     if settings.trains == "merged" and (
-        before is None or not flat or any(method.plan.blocks[block] != GLOBAL for block in BLOCKS)
+        not averages or not flat or any(method.plan.blocks[block] != GLOBAL for block in BLOCKS)
     ):
         raise ConfigError(
             "server.trains = 'merged' needs server.step = 'mean+distil', and a VAE of one level whose encoder and "

@@ -14,8 +14,9 @@ from torch import Tensor
 from fedloom.config import ServerConfig
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Pathway, ServerState
+from fedloom.methods.base import Method, Pathway
 from fedloom.methods.latents import PAYLOAD
+from fedloom.methods.steps import ServerState
 from fedloom.sharing.plan import BlockKey, Scope, Tensors
 from fedloom.sharing.update import Update
 

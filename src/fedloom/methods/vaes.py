@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Mean, Method, OptimizerPlan, Pathway, Phase, SampleInputs, Setting, branched
+from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, SampleInputs, Setting, branched
+from fedloom.methods.steps import Merged
 from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.history import RememberingVAE
@@ -93,7 +94,7 @@ def vae_method(
         plan=plan,
         build=BuildVAE(setting, plan, prior_means, told_group, decoder_size),
         phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
-        server_step=Mean(plan, setting.config.sharing.weights),
+        server_step=Merged(),
         pathways=pathways,
         kind=setting.kind_of,
     )

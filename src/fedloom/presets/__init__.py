@@ -44,11 +44,11 @@ def read_settings(source: str | Path) -> Settings:
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
-    """Tables are merged key by key, except that another method takes none of the options of the one below."""
+    """Tables are merged key by key, except that another method or merge takes no options of the one below."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        replaced = key == "method" and isinstance(value, Mapping) and "name" in value
+        replaced = key in ("method", "merge") and isinstance(value, Mapping) and "name" in value
         tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
         merged[key] = layered(under, value) if tables else value  # type: ignore[arg-type]
     return merged

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from fedloom.config import AuditConfig, Config, DataConfig, EngineConfig, EvaluationConfig, PrivacyConfig, parse
 from fedloom.errors import ConfigError, FedloomError, MissingExtraError, RunFolderError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Pathway, SampleInputs, ServerState, Setting, make_method
+from fedloom.methods.base import Pathway, SampleInputs, Setting, make_method
 from fedloom.methods.generator import LABEL_SHARES, Generator
+from fedloom.methods.steps import ServerState
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
 from fedloom.release.parcel import check_place, file_names, parcel

@@ -31,6 +31,13 @@ class Down(StrEnum):
     SERVER = "server"  # the server's own model overwrites the silo's block
 
 
+class Seen(StrEnum):
+    """What the server sees of something that silos send."""
+
+    EACH = "each"  # what every silo sent
+    SUM = "sum"  # the sum over the silos of a round alone
+
+
 @dataclass(frozen=True)
 class BlockPlan:
     """How one block is shared."""
@@ -38,6 +45,7 @@ class BlockPlan:
     scope: Scope
     up: bool
     down: Down
+    seen: Seen = Seen.EACH
 
 
 GLOBAL = BlockPlan(Scope.GLOBAL, up=True, down=Down.MERGED)
@@ -54,6 +62,7 @@ class Payload:
     name: str
     cost: str
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of its tensors, by name
+    seen: Seen = Seen.EACH
 
 
 RECORD_COUNT = Payload(
@@ -104,6 +113,12 @@ class SharingPlan:
                 raise ConfigError(f"sharing.scopes.{block}: " + unknown("scope", scope, choices))
             changed[block] = choices[scope]
         return replace(self, blocks=changed)
+
+    def summed(self) -> SharingPlan:
+        """The plan where the server sees nothing but sums."""
+        blocks = {block: replace(rule, seen=Seen.SUM) for block, rule in self.blocks.items()}
+        payloads = tuple(replace(payload, seen=Seen.SUM) for payload in self.payloads)
+        return replace(self, blocks=blocks, payloads=payloads)
 
     def prefixes(self, block: str, site: Site) -> dict[str, BlockKey]:
         """Where a site's model keeps a block: parameter name prefix -> whose copy it is.

@@ -1,0 +1,170 @@
+"""Server steps: what the server does with what reached it in a round, and what it then has to learn itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedloom.config import LocalConfig
+from fedloom.federation.records import Records
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.sharing.update import Update
+from fedloom.streams import Streams
+
+if TYPE_CHECKING:
+    from fedloom.methods.base import Method
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server knows: the merged copies of shared blocks, blocks of its own, and whatever it must remember."""
+
+    blocks: dict[BlockKey, Tensors]
+    memory: Tensors = field(default_factory=dict)
+    averages: dict[BlockKey, Tensors] = field(default_factory=dict)  # of all blocks over the rounds, where asked for
+
+    @property
+    def sampled(self) -> dict[BlockKey, Tensors]:
+        """The blocks that samples are made with."""
+        return self.averages or self.blocks
+
+    def averaged(self, before: Mapping[BlockKey, Tensors], past: float) -> ServerState:
+        """With the running mean of its blocks, whose earlier value counts ``past``; nothing if that is 0."""
+        if not past:
+            return self
+        averages = {
+            key: {n: mean_of_old_and_new(before.get(key, block).get(n, t), t, past) for n, t in block.items()}
+            for key, block in self.blocks.items()
+        }
+        return replace(self, averages=averages)
+
+
+def mean_of_old_and_new(old: Tensor, new: Tensor, past: float) -> Tensor:
+    """A running mean's next value; what counts in whole numbers is no mean."""
+    return torch.lerp(new, old, past) if new.is_floating_point() else new
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What the server learns in a round: local training on synthetic records, for an engine to carry out."""
+
+    method: Method  # of a single site, where all blocks stay
+    local: LocalConfig
+    records: Records
+    weights: Tensors  # to start from, by parameter
+    moments: Tensors  # of an optimiser that keeps them
+    context: RoundContext
+    seed: int
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What came of a lesson: the model's weights, the optimiser's moments where it keeps them, mean loss terms."""
+
+    weights: Tensors
+    moments: Tensors
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """All that a server step is given of a round."""
+
+    state: ServerState  # as earlier steps of this round left it
+    before: ServerState  # as the round found it
+    merged: Mapping[BlockKey, Tensors]  # one copy of each block that is shared and was sent
+    updates: Sequence[Update]  # what is seen of single silos, in their order, whatever order they arrived in
+    context: RoundContext
+    streams: Streams
+    device: torch.device  # where a lesson is to be prepared
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What came of a server step; what a lesson teaches is taken in by :meth:`ServerStep.learned`."""
+
+    state: ServerState
+    lesson: Lesson | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)  # for the log
+
+
+class ServerStep:
+    """What the server does with what reached it in a round; a step that is not told otherwise changes nothing."""
+
+    @property
+    def needs_each(self) -> bool:
+        """Whether it looks at blocks of single silos; else it is shown none, and sums will do."""
+        return False
+
+    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - for steps that bring something
+        """The blocks and memory that the server brings itself, beside the merged copies."""
+        return ServerState({})
+
+    def __call__(self, round: ServerRound) -> Stepped:
+        """One round."""
+        return Stepped(round.state)
+
+    def learned(self, state: ServerState, taught: Taught) -> ServerState:  # noqa: ARG002 - for steps that have a lesson
+        """The server after its lesson."""
+        return state
+
+    def silos_method(self, method: Method) -> Method:
+        """The method as the silos have it, where the server generates with a model of its own."""
+        return method
+
+    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:  # noqa: ARG002 - for steps that keep it
+        """A silo's newest blocks by the names of the plan, where the server keeps them beside what it merges."""
+        return {}
+
+
+class Merged(ServerStep):
+    """Takes over what was merged and keeps the rest: a group that nobody took part for keeps its branch."""
+
+    def __call__(self, round: ServerRound) -> Stepped:
+        """New copies in the place of the old."""
+        return Stepped(replace(round.state, blocks={**round.state.blocks, **round.merged}))
+
+
+@dataclass(frozen=True)
+class Steps(ServerStep):
+    """One step after the other; only the last may have a lesson."""
+
+    steps: tuple[ServerStep, ...]
+
+    @property
+    def needs_each(self) -> bool:
+        """Whether one of them does."""
+        return any(step.needs_each for step in self.steps)
+
+    def initial(self, streams: Streams) -> ServerState:
+        """What all of them bring."""
+        found = [step.initial(streams) for step in self.steps]
+        return ServerState(
+            {k: v for s in found for k, v in s.blocks.items()}, {k: v for s in found for k, v in s.memory.items()}
+        )
+
+    def __call__(self, round: ServerRound) -> Stepped:
+        """Each sees what those before it left."""
+        stepped, terms = Stepped(round.state), dict[str, float]()
+        for step in self.steps:
+            assert stepped.lesson is None, "only the last step may have a lesson"
+            stepped = step(replace(round, state=stepped.state))
+            terms |= stepped.terms
+        return replace(stepped, terms=terms)
+
+    def learned(self, state: ServerState, taught: Taught) -> ServerState:
+        """The last one's."""
+        return self.steps[-1].learned(state, taught)
+
+    def silos_method(self, method: Method) -> Method:
+        """The last one's."""
+        return self.steps[-1].silos_method(method)
+
+    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:
+        """The last one's."""
+        return self.steps[-1].sent_by(state, site)
