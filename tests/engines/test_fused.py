@@ -241,12 +241,16 @@ class Halves(ServerStep):
     """A server step of another kind: half the mean of the updates, which it takes itself or is given."""
 
     method: Method
-    needs_each: bool  # type: ignore[assignment]
+    itself: bool
+
+    @property
+    def needs_each(self) -> bool:
+        return self.itself
 
     def __call__(self, round: ServerRound) -> Stepped:
-        assert any(update.blocks for update in round.updates) is self.needs_each
+        assert any(update.blocks for update in round.updates) is self.itself
         own = Aggregator().merged(round.updates, self.method.plan, {})
-        means = own if self.needs_each else round.merged
+        means = own if self.itself else round.merged
         halves = {key: {name: tensor / 2 for name, tensor in part.items()} for key, part in means.items()}
         return Stepped(ServerState({**round.state.blocks, **halves}))
 
