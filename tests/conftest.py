@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +18,7 @@ from hypothesis import settings
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.privacy.registry import VARIABLE
+from fedloom.registry import _installed, allow_only
 from fedloom.streams import Streams
 from support import tiny_config
 
@@ -31,6 +34,27 @@ def registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     folder = tmp_path_factory.getbasetemp() / "registries" / uuid.uuid4().hex
     monkeypatch.setenv(VARIABLE, str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def all_plugins_allowed() -> Iterator[None]:
+    """A silo's worker allows few, in all of its process, which in tests is ours."""
+    yield
+    allow_only(None)
+
+
+@pytest.fixture
+def plugin_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the import path, also of processes; what is imported from it is forgotten afterwards."""
+    folder, before = tmp_path_factory.mktemp("plugins"), set(sys.modules)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    _installed.cache_clear()
+    yield folder
+    _installed.cache_clear()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

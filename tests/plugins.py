@@ -5,6 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+# A method of one line, and a prior.
+LOOMS = """\
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.methods.base import Recipe
+from fedloom.methods.vaes import flat_vae_method
+from fedloom.models.priors import Prior
+from fedloom.sharing.plan import GLOBAL, SILO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    prior: str = "identical"
+
+
+def make(setting, options):
+    return flat_vae_method("shuttle", setting, encoder=GLOBAL, decoder=SILO)
+
+
+RECIPE = Recipe("shuttle", "every silo its own decoder", Options, make)
+THREES = Prior("3 everywhere", lambda groups, latent, streams: torch.full((groups, latent), 3.0))
+"""
+LOOMS_POINTS = {"fedloom.methods": {"shuttle": "RECIPE"}, "fedloom.priors": {"threes": "THREES"}}
+
 
 def install(folder: Path, package: str, version: str, source: str, points: Mapping[str, Mapping[str, str]]) -> None:
     """A package of one module, with entry points: group -> name -> value of the module."""

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from fedloom import registry
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.registry import NotAllowedError, Registry, allow_only
 from plugins import install
@@ -32,17 +30,9 @@ NUMBER = 3
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the import path; what is imported from it is forgotten afterwards."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(tmp_path)
+def folder(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(sys.modules, "test_registry", sys.modules[__name__])
-    registry._installed.cache_clear()
-    yield tmp_path
-    allow_only(None)
-    registry._installed.cache_clear()
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    return plugin_folder
 
 
 def test_what_an_installed_package_brings_is_found_by_name(folder: Path) -> None:
@@ -87,7 +77,7 @@ def test_an_import_path_names_a_value(folder: Path) -> None:
             {},
             "nowhere:GREEN",
             "paint.colour: colour 'nowhere:GREEN' of no installed package cannot be imported from 'nowhere:GREEN' "
-            "(ModuleNotFoundError: No module named 'nowhere')",
+            "(ModuleNotFoundError: No module named 'nowhere'); have it on PYTHONPATH",
         ),
     ],
 )
@@ -122,10 +112,10 @@ def test_a_broken_plug_in_is_in_nobodys_way(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["green", "colours:GREEN", "os:system", "os.path:join", "fedloom.config:Config"])
-@pytest.mark.parametrize("allowed", [(), ("colours==1.1",), ("colours",), ("os==1.2", "colour==1.2")])
+@pytest.mark.parametrize("allowed", [(), ("colours==1.1",), ("os==1.2", "colour==1.2")])
 def test_only_allowed_packages_are_imported(folder: Path, name: str, allowed: tuple[str, ...]) -> None:
     install(folder, "colours", "1.2", SOURCE, {GROUP: {"green": "GREEN"}})
-    allow_only(frozenset(allowed))
+    allow_only(allowed)
     before = set(sys.modules)
     with pytest.raises(NotAllowedError, match="which is not allowed here"):
         COLOURS[name]
@@ -136,5 +126,5 @@ def test_only_allowed_packages_are_imported(folder: Path, name: str, allowed: tu
 @pytest.mark.parametrize("name", ["green", "colours:GREEN"])
 def test_an_allowed_package_is_imported(folder: Path, name: str) -> None:
     install(folder, "colours", "1.2", SOURCE, {GROUP: {"green": "GREEN"}})
-    allow_only(frozenset({"colours==1.2"}))
+    allow_only(["colours==1.2"])
     assert COLOURS[name].hue == 120

@@ -11,10 +11,10 @@ import importlib
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import Distribution, distribution, entry_points, packages_distributions
+from importlib.metadata import entry_points, packages_distributions, version
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
@@ -28,14 +28,32 @@ IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 class NotAllowedError(ConfigError):
     """A plug-in is asked for whose package, in this version, is not among those that are allowed."""
 
+    def __init__(self, title: str, origin: str, allowed: Iterable[str]) -> None:
+        listed = ", ".join(allowed) or "none"
+        super().__init__(f"{title} comes from {origin}, which is not allowed here (allowed: {listed})")
+        self.title = title
 
-_allowed: frozenset[str] | None = None  # packages as "name==version"; None: all
+
+_allowed: tuple[str, ...] | None = None
 
 
-def allow_only(packages: frozenset[str] | None) -> None:
-    """From now on, in all of this process, plug-ins of no other packages are imported; None allows all."""
+def allow_only(packages: Iterable[str] | None) -> None:
+    """From now on, in all of this process, plug-ins of no other packages, as "name==version", are imported.
+
+    None allows all.
+    """
     global _allowed  # and no context variable, which threads would escape
-    _allowed = packages
+    _allowed = None if packages is None else tuple(pinned(*package.split("==")) for package in packages)
+
+
+def allowed() -> tuple[str, ...] | None:
+    """The packages whose plug-ins may be imported; None: all."""
+    return _allowed
+
+
+def pinned(name: str, version: str) -> str:
+    """A package in a version, by the one spelling of its name."""
+    return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}"
 
 
 @dataclass(frozen=True)
@@ -50,17 +68,19 @@ class Plugin:
         """Its packages in words."""
         return " and ".join(self.packages) or "no installed package"
 
-    def load(self, title: str) -> object:
+    def load(self, title: str) -> Any:
         """Import it, if its packages are allowed; ``title`` is what sentences call it."""
-        if _allowed is not None and not (self.packages and _allowed.issuperset(self.packages)):
-            listed = ", ".join(sorted(_allowed)) or "none"
-            raise NotAllowedError(f"{title} comes from {self.origin}, which is not allowed here (allowed: {listed})")
+        if _allowed is not None and not (self.packages and set(self.packages) <= set(_allowed)):
+            raise NotAllowedError(title, self.origin, _allowed)
         module, _, value = self.path.partition(":")
         try:
             return getattr(importlib.import_module(module), value)
         except Exception as error:  # a foreign module may raise anything while it is imported
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(f"{title} of {self.origin} cannot be imported from '{self.path}' ({reason})") from error
+            hint = "" if self.packages else "; have it on PYTHONPATH"
+            raise ConfigError(
+                f"{title} of {self.origin} cannot be imported from '{self.path}' ({reason}){hint}"
+            ) from error
 
 
 class Registry(Generic[T]):
@@ -91,7 +111,7 @@ class Registry(Generic[T]):
             return self.own[name]
         if not plugins and not IMPORT_PATH.fullmatch(name):
             raise ConfigError(unknown(self.noun, name, self))
-        plugin = plugins[0] if plugins else Plugin(name, _packages_of(name))
+        plugin = plugins[0] if plugins else plugin_at(name)
         value = plugin.load(f"{self.noun} '{name}'")
         if not isinstance(value, self.kind):
             raise ConfigError(
@@ -137,16 +157,14 @@ def _installed(group: str) -> Mapping[str, tuple[Plugin, ...]]:
     """The plug-ins of a group by name; several of one name are a mistake that shows when one of them is asked for."""
     found: dict[str, tuple[Plugin, ...]] = {}
     for point in entry_points(group=group):
-        plugin = Plugin(point.value, (_pinned(point.dist),) if point.dist else ())
+        plugin = Plugin(point.value, (pinned(point.dist.name, point.dist.version),) if point.dist else ())
         found[point.name] = (*found.get(point.name, ()), plugin)
     return found
 
 
-def _packages_of(path: str) -> tuple[str, ...]:
-    """The installed packages that bring the first part of an import path."""
+def plugin_at(path: str) -> Plugin:
+    """The plug-in of an import path; its packages are all that bring the path's first part."""
+    if not IMPORT_PATH.fullmatch(path):
+        raise ConfigError(f"'{path}' is no import path; write package.module:NAME")
     names = packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
-    return tuple(_pinned(distribution(name)) for name in sorted(set(names)))
-
-
-def _pinned(package: Distribution) -> str:
-    return f"{re.sub(r'[-_.]+', '-', package.name).lower()}=={package.version}"
+    return Plugin(path, tuple(pinned(name, version(name)) for name in sorted(set(names))))

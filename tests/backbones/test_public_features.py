@@ -99,7 +99,10 @@ def test_a_network_of_ones_own_is_named_by_its_path_and_weights(own: types.Modul
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("module/nowhere:make", "'module/nowhere:make' cannot be imported .*write module/package.file:name"),
+        (
+            "module/nowhere:make",
+            "'module/nowhere:make' of no installed package cannot be imported .*have it on PYTHONPATH",
+        ),
         ("module/own_networks:nothing", "has no attribute 'nothing'"),
         ("module/own_networks:number", "is a int, not an nn.Module"),
         ("module/", "unknown backbone 'module/'"),

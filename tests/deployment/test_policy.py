@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import tomli_w
@@ -18,20 +21,23 @@ from fedloom.deployment.demo import write_records
 from fedloom.deployment.homes import Invitation, SiloHome
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.deployment.worker import service
+from fedloom.engines.base import site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Grant, RefusedError
-from fedloom.engines.flower.work import Order
+from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
+from fedloom.engines.flower.work import Order, packed
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method
+from fedloom.methods.base import Method, fresh_blocks
 from fedloom.privacy.accounting import Budget
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.planning import SiloPlan
+from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 from local_grid import Deployment
+from plugins import LOOMS, LOOMS_POINTS, install
 from support import tiny_config
 
 OPEN = {"methods": ["fedvae"], "blocks": ["encoder", "decoder"], "payloads": ["records"], "privacy": "none"}
@@ -101,6 +107,22 @@ def test_what_was_not_agreed_to_is_refused(
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
+def answering_silo(path: Path, config: Config, policy: dict[str, object]) -> SiloService:
+    """The silo 'mnist-0' as its worker runs it, with its policy in a file."""
+    federation = build_federation(config.data, Streams(config.seed))
+    silos = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
+    charter = Charter(name="x", address="h:1", silos=silos, shape=federation.shape, classes=federation.classes)
+    home = SiloHome.create(path / "home", Invitation("mnist-0", charter, "none"))
+    (home.path / "policy.toml").write_text(tomli_w.dumps(policy))
+    write_records(path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
+    return service(home, path / "own.npz")
+
+
+def first_task(config: Config, blocks: Mapping[BlockKey, bytes] = MappingProxyType({})) -> Frame:
+    """What a server sends, with the blocks that come down."""
+    return Order("run-1", config, RoundContext(1, 2, (0, 1)), settled=0).frame(blocks)
+
+
 @pytest.mark.parametrize(
     ("change", "overrides", "objection"),
     [
@@ -122,16 +144,9 @@ def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
     """Also no noise is planned for it: the accounting of 10^12 steps would take hours."""
     small = ("data.silos=1", "data.records_per_silo=16", "engine.name=reference")
     config = tiny_config("method.name=fedvae", *small, *overrides)
-    federation = build_federation(config.data, Streams(config.seed))
-    silos = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
-    charter = Charter(name="x", address="h:1", silos=silos, shape=federation.shape, classes=federation.classes)
-    home = SiloHome.create(tmp_path / "home", Invitation("mnist-0", charter, "none"))
-    (home.path / "policy.toml").write_text(tomli_w.dumps(OPEN | change))
-    write_records(tmp_path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
+    answering = answering_silo(tmp_path, config, OPEN | change)
     monkeypatch.setattr("fedloom.engines.flower.silo.make_method", lambda _: pytest.fail("a method was made"))
-    task = Order("run-1", config, RoundContext(1, 2, (0, 1)), settled=0)
-    frame = task.frame({})
-    answer = service(home, tmp_path / "own.npz").answer(frame)
+    answer = answering.answer(first_task(config))
     assert answer.kind == "refused"
     assert answer.header["reason"].startswith(f"silo 'mnist-0' does not agree: the experiment {objection}")
 
@@ -263,3 +278,59 @@ def test_the_pace_of_answers_is_the_policys() -> None:
 def test_a_mistake_in_the_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'policy.method'; did you mean 'policy.methods'"):
         Policy.of({"method": ["fedvae"]})
+
+
+SMALL = ("data.silos=1", "data.records_per_silo=16", "engine.name=reference")
+PLUGINS = {"methods": ["shuttle", "looms:RECIPE", "fissionvae", "os:system", "fedloom.methods.fedvae:RECIPE"]}
+
+
+@pytest.mark.parametrize("allowed", [[], ["looms==1.1"], ["spools==1.2", "os==1.2"]])
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("method.name=shuttle", "method 'shuttle'"),
+        ("method.name=looms:RECIPE", "method 'looms:RECIPE'"),
+        ("method.name=os:system", "method 'os:system'"),
+        ("method.name=fedloom.methods.fedvae:RECIPE", "method 'fedloom.methods.fedvae:RECIPE'"),
+        ("method.prior=threes", "prior 'threes'"),
+        ("method.prior=looms:THREES", "prior 'looms:THREES'"),
+        ("method.prior=antigravity:fly", "prior 'antigravity:fly'"),
+        ("model.network=antigravity:fly", "network 'antigravity:fly'"),
+    ],
+)
+def test_a_silo_imports_no_plug_in_that_its_operator_does_not_name(
+    tmp_path: Path, plugin_folder: Path, allowed: list[str], override: str, what: str
+) -> None:
+    """Neither by its name nor by an import path, whatever a server asks for, and also where the method is agreed to."""
+    install(plugin_folder, "looms", "1.2", LOOMS, LOOMS_POINTS)
+    config = tiny_config("method.name=fissionvae", *SMALL, override)
+    silo = answering_silo(tmp_path, config, OPEN | PLUGINS | {"plugins": allowed})
+    answer = silo.answer(first_task(config))
+    assert (answer.kind, answer.header["reason"]) == (
+        "refused",
+        f"silo 'mnist-0' does not agree: policy.toml allows no plug-in that brings {what}",
+    )
+    assert not {"looms", "antigravity"} & set(sys.modules)
+
+
+def test_a_silo_trains_by_plug_ins_that_its_policy_names_as_long_as_it_does(
+    tmp_path: Path, plugin_folder: Path
+) -> None:
+    install(plugin_folder, "looms", "1.2", LOOMS, LOOMS_POINTS)
+    config = tiny_config("method.name=shuttle", "method.prior=threes", *SMALL)
+    silo = answering_silo(tmp_path, config, OPEN | PLUGINS | {"plugins": ["Looms==1.2"]})
+    assert "looms" not in sys.modules
+    experiment = Experiment.of(config)
+    site = site_of(experiment.federation, 0)
+    fresh = fresh_blocks(experiment.method, site, Streams(config.seed))
+    task = first_task(config, {key: packed(part) for key, part in fresh.items() if key.block == "encoder"})
+    assert silo.answer(task).kind == "update"
+    (tmp_path / "home" / "policy.toml").write_text(tomli_w.dumps(OPEN | PLUGINS))
+    assert silo.answer(task).header["reason"].endswith("allows no plug-in that brings method 'shuttle'")
+
+
+@pytest.mark.parametrize("package", ["looms", "looms>=1.2", "looms==", "==1.2", "looms==1.2 or so"])
+def test_a_plug_ins_package_is_named_in_a_version(package: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Policy.of({"plugins": [package]})
+    assert str(caught.value) == f"policy.plugins: '{package}' must be a package in a version, such as 'looms==1.2'"

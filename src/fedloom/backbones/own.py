@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.backbones.base import Backbone, resized
 from fedloom.errors import ConfigError
+from fedloom.registry import plugin_at
 
 
 class OwnModule(Backbone):
@@ -33,14 +33,7 @@ class OwnModule(Backbone):
 
 
 def _imported(path: str) -> nn.Module:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"backbone 'module/{path}' cannot be imported ({error}); write module/package.file:name, and have it on "
-            "PYTHONPATH"
-        ) from error
+    found = plugin_at(path).load(f"backbone 'module/{path}'")
     made = found if isinstance(found, nn.Module) else found()
     if not isinstance(made, nn.Module):
         raise ConfigError(f"backbone 'module/{path}' is a {type(made).__name__}, not an nn.Module")

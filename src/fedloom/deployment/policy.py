@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fedloom.methods.base import Method
     from fedloom.privacy.planning import SiloPlan
 
+PACKAGE = re.compile(r"[\w.-]+==[\w.!+-]+", re.ASCII)
 TEXT = """\
 # What this silo agrees to. A task that does not keep to it is refused, and the server is told why.
 # The file is read anew for every task.
@@ -22,6 +24,7 @@ TEXT = """\
 methods = []            # names of methods that may run here, such as ["fissionvae"]; empty: none
 blocks = []             # blocks of the model that may leave, such as ["encoder", "decoder"]; empty: none
 payloads = ["records"]  # what else may leave: "records" is the number of records, the weight in the mean
+plugins = []            # packages whose plug-ins may be imported, in this version, such as ["looms==1.2"]
 experiments = []        # digests of experiments ('fedloom inspect' and refusals show them); empty: any
 
 privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
@@ -49,6 +52,7 @@ class Policy:
     methods: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     payloads: tuple[str, ...] = ("records",)
+    plugins: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ()
     privacy: Literal["none", "dp-sgd"] = "dp-sgd"
     unit: Literal["record", "subject"] = "record"
@@ -62,6 +66,9 @@ class Policy:
     pace: float = field(default=0.5, metadata=at_least(0))
 
     def __post_init__(self) -> None:
+        for package in self.plugins:
+            if not PACKAGE.fullmatch(package):
+                raise ConfigError(f"policy.plugins: '{package}' must be a package in a version, such as 'looms==1.2'")
         if self.noise == "test" and self.privacy == "dp-sgd":
             raise ConfigError(
                 "policy.noise = 'test' protects nothing; set privacy = 'none' beside it, or noise = 'secure'"

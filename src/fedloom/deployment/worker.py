@@ -14,11 +14,13 @@ import torch
 from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.homes import SiloHome
+from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
 from fedloom.privacy.planning import SiloPlan
+from fedloom.registry import allow_only
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +32,20 @@ def service(home: SiloHome, data: Path) -> SiloService:
         if objection:
             raise RefusedError(f"silo '{home.name}' does not agree: {objection}")
 
+    def policy() -> Policy:
+        found = home.policy()
+        allow_only(found.plugins)  # whatever a task names, here nothing else is imported for it
+        return found
+
     def screening(config: Config) -> None:
-        refuse(home.policy().first_objection(config))
+        refuse(policy().first_objection(config))
 
     def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
-        policy = home.policy()
-        refuse(policy.objection(config, method, plan))
-        return policy.grant
+        found = policy()
+        refuse(found.objection(config, method, plan))
+        return found.grant
 
+    policy()
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data))
     return SiloService(home.path, federation, charter.index(home.name), screening, agreement)

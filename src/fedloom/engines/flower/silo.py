@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -30,6 +30,7 @@ from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.planning import REPEATABLE, SiloPlan
+from fedloom.registry import NotAllowedError, allowed
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
@@ -99,7 +100,7 @@ class SiloService:
         self._screening, self._agreement = screening, agreement
         self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
-        self._prepared: dict[str, Prepared] = {}
+        self._prepared: dict[Hashable, Prepared] = {}
 
     def answer(self, frame: Frame) -> Frame:
         """An update, or why there is none.
@@ -115,6 +116,9 @@ class SiloService:
         except BudgetSpentError as error:
             log.warning("refused: %s", error)
             return refusal(f"silo '{name}' sits out: this would pass what may be spent on its data")
+        except NotAllowedError as error:  # of whose package and version a server need not know
+            log.warning("refused: %s", error)
+            return refusal(f"silo '{name}' does not agree: policy.toml allows no plug-in that brings {error.title}")
         except (ConfigError, GrantError) as error:  # asked again, the answer would be the same
             log.warning("refused: %s", error)
             return refusal(f"silo '{name}' cannot do this; its own log says why")
@@ -205,12 +209,13 @@ class SiloService:
     def _ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""
         self._screening(config)
-        known = self._prepared.pop(config.digest(), None) or self._prepare(config)
+        key = config.digest(), allowed()  # what was imported when more plug-ins were allowed is not used on
+        known = self._prepared.pop(key, None) or self._prepare(config)
         grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
             known = replace(known, trainer=replace(known.trainer, secret=secret), grant=grant)
-        self._prepared[config.digest()] = known
+        self._prepared[key] = known
         for oldest in list(self._prepared)[:-LOADED]:
             del self._prepared[oldest]
         return known
