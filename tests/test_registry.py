@@ -118,7 +118,7 @@ def test_only_allowed_packages_are_imported(folder: Path, name: str, allowed: tu
     allow_only(allowed)
     before = set(sys.modules)
     with pytest.raises(NotAllowedError, match="which is not allowed here"):
-        COLOURS[name]
+        COLOURS.get(name, "paint.colour")
     assert not {"colours", name.partition(":")[0]} & (set(sys.modules) - before)
     assert COLOURS["red"].hue == 0
 
@@ -127,4 +127,11 @@ def test_only_allowed_packages_are_imported(folder: Path, name: str, allowed: tu
 def test_an_allowed_package_is_imported(folder: Path, name: str) -> None:
     install(folder, "colours", "1.2", SOURCE, {GROUP: {"green": "GREEN"}})
     allow_only(["colours==1.2"])
-    assert COLOURS[name].hue == 120
+    assert COLOURS.get(name, "paint.colour").hue == 120
+
+
+def test_an_import_path_is_followed_only_where_a_configuration_says_so(folder: Path) -> None:
+    (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown colour 'mine:GREEN' \(allowed: red\)"):
+        COLOURS["mine:GREEN"]
+    assert "mine" not in sys.modules

@@ -102,33 +102,36 @@ class Registry(Generic[T]):
         return iter(dict.fromkeys((*self.own, *_installed(self.group))))
 
     def __getitem__(self, name: str) -> T:
-        """The value of that name or import path."""
+        """The value of that name."""
         plugins = _installed(self.group).get(name, ())
         origins = [HOUSE] * (name in self.own) + [plugin.origin for plugin in plugins]
         if len(origins) > 1:
             raise ConfigError(f"{self.noun} '{name}' comes from {' and from '.join(origins)}; uninstall one of them")
         if name in self.own:
             return self.own[name]
-        if not plugins and not IMPORT_PATH.fullmatch(name):
+        if not plugins:
             raise ConfigError(unknown(self.noun, name, self))
-        plugin = plugins[0] if plugins else plugin_at(name)
+        value = self._loaded(name, plugins[0])
+        if (itself := getattr(value, "name", name)) != name:
+            raise ConfigError(f"{self.noun} '{name}' of {origins[0]} calls itself '{itself}'; give it one name")
+        return value
+
+    def get(self, name: str, field: str) -> T:
+        """The value that a field of the configuration names, which may give its import path instead."""
+        try:
+            return self._loaded(name, plugin_at(name)) if ":" in name else self[name]
+        except NotAllowedError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"{field}: {error}") from error
+
+    def _loaded(self, name: str, plugin: Plugin) -> T:
         value = plugin.load(f"{self.noun} '{name}'")
         if not isinstance(value, self.kind):
             raise ConfigError(
                 f"{self.noun} '{name}' of {plugin.origin} is a {type(value).__name__}, not a {self.kind.__name__}"
             )
-        if plugins and (itself := getattr(value, "name", name)) != name:
-            raise ConfigError(f"{self.noun} '{name}' of {plugin.origin} calls itself '{itself}'; give it one name")
         return cast("T", value)
-
-    def get(self, name: str, field: str) -> T:
-        """The value of that name; complaints begin with the field that asks for it."""
-        try:
-            return self[name]
-        except NotAllowedError:
-            raise
-        except ConfigError as error:
-            raise ConfigError(f"{field}: {error}") from error
 
     def origin(self, name: str) -> str:
         """The package that a name comes from, with its version where that is a plug-in."""

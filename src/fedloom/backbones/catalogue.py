@@ -55,4 +55,4 @@ def _factory(name: str) -> BackboneFactory:
         return FAMILIES[family](rest)
     if name not in BACKBONES and ":" not in name:
         raise ConfigError(unknown("backbone", name, (*BACKBONES, *(f"{family}/..." for family in FAMILIES))))
-    return BACKBONES[name]
+    return BACKBONES.get(name, "backbone")

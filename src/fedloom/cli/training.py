@@ -168,7 +168,7 @@ def _summarise(run: Run, as_json: bool) -> None:
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }
-    if METHODS[summary["method"]].modalities == ("vector",):
+    if METHODS.get(summary["method"], "method.name").modalities == ("vector",):
         rows["or"] = f"fedloom downstream {folder}"
     elif summary["samples"]:  # otherwise nothing that generates reached the server
         rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"
