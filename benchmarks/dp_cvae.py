@@ -25,13 +25,14 @@ import torch
 from numpy.typing import NDArray
 
 from common import RESULTS, keep
-from fedloom.config import Config, override, parse
+from fedloom.config import Config
 from fedloom.downstream.heads import Heads
 from fedloom.downstream.stage import downstream
 from fedloom.evaluation.classification import confusion, score
 from fedloom.experiment import Run, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
+from fedloom.settings import override, parse
 from fedloom.streams import Streams
 from make_charm import write
 

@@ -16,9 +16,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from fedloom.cli import app
-from fedloom.config import load_config, parse
+from fedloom.config import load_config
 from fedloom.evaluation.suite import METRICS
 from fedloom.methods.base import METHODS
+from fedloom.settings import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

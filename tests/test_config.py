@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedloom.config import Config, DataConfig, EngineConfig, MethodConfig, load_config, override, parse
+from fedloom.config import Config, DataConfig, EngineConfig, MethodConfig, load_config
 from fedloom.errors import ConfigError
 from fedloom.presets import preset_names
+from fedloom.settings import override, parse
 
 
 def file_with(folder: Path, text: str) -> Path:

@@ -1,57 +1,29 @@
-"""The typed configuration tree: TOML in and out, overrides, unknown keys rejected with the nearest match named."""
+"""The typed configuration tree of an experiment, from presets, files and overrides, and back to TOML."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import math
-import tomllib
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from fedloom.errors import ConfigError, unknown
-from fedloom.presets import layered, read_settings
-
-T = TypeVar("T")
-
-
-def at_least(low: float) -> dict[str, Any]:
-    """Field metadata: the value may not be smaller than ``low``."""
-    return {"check": lambda value: low <= value < math.inf, "rule": f"at least {low}"}
-
-
-def above(low: float) -> dict[str, Any]:
-    """Field metadata: the value must be greater than ``low``."""
-    return {"check": lambda value: low < value < math.inf, "rule": f"greater than {low}"}
-
-
-def rate() -> dict[str, Any]:
-    """Field metadata: the value lies in (0, 1]."""
-    return {"check": lambda value: 0 < value <= 1, "rule": "greater than 0 and at most 1"}
-
-
-def share() -> dict[str, Any]:
-    """Field metadata: the value lies in [0, 1)."""
-    return {"check": lambda value: 0 <= value < 1, "rule": "at least 0 and below 1"}
-
-
-def portion() -> dict[str, Any]:
-    """Field metadata: the value lies in [0, 1]."""
-    return {"check": lambda value: 0 <= value <= 1, "rule": "at least 0 and at most 1"}
-
-
-def all_positive() -> dict[str, Any]:
-    """Field metadata: every item of the list is at least 1."""
-    return {
-        "check": lambda value: all(item >= 1 for item in value),
-        "rule": "a list of numbers of at least 1",
-    }
-
+from fedloom.presets import read_settings
+from fedloom.settings import (
+    above,
+    all_positive,
+    at_least,
+    layered,
+    override,
+    parse,
+    portion,
+    rate,
+    share,
+    the_rest,
+    the_short,
+)
 
 # Field metadata: a setting that came later. Where it has its default, an experiment is the one that it was before.
 LATER: dict[str, Any] = {"later": True}
@@ -70,15 +42,15 @@ class MethodConfig:
     """The method's name; its own options are checked by the method itself."""
 
     name: str = "fedvae"  # 'fedloom list methods' names them
-    options: dict[str, Any] = field(default_factory=dict)  # in a file they stand beside the name
+    options: dict[str, Any] = field(default_factory=dict, metadata=the_rest())  # in a file they stand beside the name
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     """How the copies of a block become one; ``server.merge = "median"`` is short for a table with that name."""
 
-    name: str = "mean"  # "mean", "median", "trimmed-mean" or "norm-bound"
-    options: dict[str, Any] = field(default_factory=dict)  # in a file they stand beside the name
+    name: str = field(default="mean", metadata=the_short())  # "mean", "median", "trimmed-mean" or "norm-bound"
+    options: dict[str, Any] = field(default_factory=dict, metadata=the_rest())  # in a file they stand beside the name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,95 +284,6 @@ def _leave_out_later_defaults(settings: Any, tree: dict[str, Any]) -> None:
             del tree[each.name]
         elif is_dataclass(value):
             _leave_out_later_defaults(value, tree[each.name])
-
-
-def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequence[str] = ()) -> T:
-    """Build a configuration dataclass from plain values; every complaint names the field, the value and the rule.
-
-    ``beside`` are keys of the same table that somebody else has read already.
-    """
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        where = f"{path}.{key}" if path else key
-        if key not in known:
-            raise ConfigError(unknown("key", where, (f"{path}.{name}" if path else name for name in (*known, *beside))))
-        values[key] = _convert(hints[key], value, where)
-        check, rule = known[key].metadata.get("check"), known[key].metadata.get("rule")
-        if check is not None and not check(values[key]):
-            raise ConfigError(f"{where} = {value!r} must be {rule}")
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Check one value against its type hint; whole numbers pass as floats, lists as tuples."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is MergeConfig and isinstance(value, str):
-        return MergeConfig(name=value)
-    if hint in (MethodConfig, MergeConfig):
-        return _named(hint, value, where)
-    if is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.{_example(hint)}")
-        return parse(typing.cast("type[Any]", hint), value, where)
-    if origin is Literal:
-        if value not in arguments:
-            raise ConfigError(f"{where}: " + unknown("value", str(value), map(str, arguments)))
-        return value
-    if origin is tuple and isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(_convert(arguments[0], item, where) for item in value)
-    if origin is dict and isinstance(value, Mapping):
-        return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if hint is Any:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and type(value) is hint:
-        return value
-    raise ConfigError(f"{where} = {value!r} must be {_describe(hint)}")
-
-
-def _named(hint: Any, value: Any, where: str) -> Any:
-    """A name, and beside it whatever options."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
-        raise ConfigError(f"{where} = {value!r} must be a table of settings, such as {where}.name")
-    options = {key: item for key, item in value.items() if key != "name"}
-    return replace(hint(options=options), **{key: name for key, name in value.items() if key == "name"})
-
-
-def _example(cls: Any) -> str:
-    return fields(cls)[0].name
-
-
-def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        return f"a list, each item {_describe(typing.get_args(hint)[0])}"
-    return "a table" if origin is dict else names.get(hint, str(hint))
-
-
-def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Apply ``key.sub=value`` assignments; a value is read as TOML, and as text where it is not TOML."""
-    tree: dict[str, Any] = copy.deepcopy(dict(mapping))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"override '{assignment}' must look like key.sub=value")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        *parents, leaf = key.strip().split(".")
-        node = tree
-        for parent in parents:
-            child = node.setdefault(parent, {})
-            if not isinstance(child, dict):
-                raise ConfigError(f"override '{assignment}': {parent} is a single value, not a table")
-            node = child
-        node[leaf] = value
-    return tree
 
 
 def load_config(

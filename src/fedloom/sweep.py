@@ -15,7 +15,6 @@ import contextlib
 import functools
 import itertools
 import json
-import tomllib
 import traceback
 import warnings
 from collections import Counter
@@ -37,6 +36,7 @@ from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.runs.files import digest, explained, write_atomically
 from fedloom.runs.folder import RunFolder
+from fedloom.settings import read_toml
 from fedloom.streams import Streams
 
 KEYS = {"base", "grid", "variant"}
@@ -73,12 +73,7 @@ class Outcome:
 
 def read_sweep(path: Path) -> list[Trial]:
     """Every trial that a sweep file describes; all settings are checked before the first one runs."""
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    found = read_toml(path)
     _check_keys(found, KEYS, path, "key")
     base = found.get("base")
     if not isinstance(base, str):

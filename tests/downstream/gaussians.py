@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fedloom.config import Config, override, parse
+from fedloom.config import Config
 from fedloom.federation.records import Federation, Records, Silo
+from fedloom.settings import override, parse
 
 WIDTH, CLASSES = 6, ("ant", "bee", "cat")
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.config import DataConfig, parse
+from fedloom.config import DataConfig
 from fedloom.errors import DataError, FedloomError
 from fedloom.federation.building import build_federation, describe
 from fedloom.federation.outliers import OUTLIER, is_outlier
 from fedloom.federation.records import Federation
 from fedloom.federation.sources import SOURCES
+from fedloom.settings import parse
 from fedloom.streams import Streams
 
 OUTLIERS = {"source": "fashion-mnist-sample", "share": 0.05, "silos": ["silo-0"]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.config import Config, override, parse
+from fedloom.config import Config
 from fedloom.engines.base import fresh_blocks, initial_state
 from fedloom.errors import ConfigError, DataError, FedloomWarning
 from fedloom.experiment import Experiment, Run, train
@@ -26,6 +26,7 @@ from fedloom.objectives.base import Step
 from fedloom.objectives.labelled import ConditionalAdversarial, ConditionalElbo, CrossEntropy, drawn_labels
 from fedloom.privacy.accounting import spent
 from fedloom.privacy.ledger import Ledger
+from fedloom.settings import override, parse
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 from support import round_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.config import Config, override, parse
+from fedloom.config import Config
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Batch, Federation, Records, Silo
@@ -27,6 +27,7 @@ from fedloom.models.class_gaussian import (
     told_apart_by,
     within_unit_ball,
 )
+from fedloom.settings import override, parse
 from fedloom.sharing.update import Update
 from support import round_of
 

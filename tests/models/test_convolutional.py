@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedloom.config import Config, ModelConfig, parse
+from fedloom.config import Config, ModelConfig
 from fedloom.errors import ConfigError
 from fedloom.models.convolutional import conv_decoder, conv_encoder, halvings
 from fedloom.models.gan import dcgan_discriminator, dcgan_generator
 from fedloom.models.networks import NETWORKS
+from fedloom.settings import parse
 
 SMALL = ModelConfig(channels=(2, 3), latent=2)
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (2, 33, 33), (1, 9, 14), (3, 28, 33)]

@@ -11,9 +11,10 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fedloom.cli.output import Json, Overrides, completed_preset, plural, say, show, show_json, table, terminal
-from fedloom.config import Config, load_config, override, parse
+from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, unknown
 from fedloom.presets import preset_names
+from fedloom.settings import override, parse
 
 if TYPE_CHECKING:
     from fedloom.federation.records import Federation

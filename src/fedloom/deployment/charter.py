@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedloom.config import parse
 from fedloom.errors import ConfigError, DataError, unknown
+from fedloom.settings import parse
 
 if TYPE_CHECKING:
     from fedloom.federation.records import Dataset, Federation, Records

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedloom.config import at_least, parse
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.keys import (
     fingerprint,
@@ -25,6 +23,7 @@ from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.runs.files import explained, write_atomically
+from fedloom.settings import at_least, parse, read_toml
 
 if TYPE_CHECKING:
     from fedloom.deployment.door import Door
@@ -80,7 +79,7 @@ class ServerHome:
 
     @cached_property
     def _tree(self) -> dict[str, Any]:
-        return _read(self.path / FEDERATION)
+        return read_toml(self.path / FEDERATION)
 
     @cached_property
     def charter(self) -> Charter:
@@ -160,7 +159,7 @@ class Invitation:
     @classmethod
     def read(cls, path: Path) -> Invitation:
         """From a file."""
-        tree = _read(path)
+        tree = read_toml(path)
         try:
             invitation = cls(str(tree["silo"]), Charter.of(tree["charter"]), str(tree["authority"]))
         except (KeyError, TypeError) as error:
@@ -219,7 +218,7 @@ class SiloHome:
 
     def policy(self) -> Policy:
         """What it agrees to, as its file says now."""
-        return Policy.of(_read(self.path / POLICY))
+        return Policy.of(read_toml(self.path / POLICY))
 
     @property
     def lock(self) -> Path:
@@ -247,15 +246,6 @@ def _new(path: Path) -> None:
         raise RunFolderError(f"{path} exists already and is not empty; choose another folder")
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

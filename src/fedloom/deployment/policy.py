@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedloom.config import Config, PrivacyConfig, at_least, parse, share
+from fedloom.config import Config, PrivacyConfig
 from fedloom.errors import ConfigError
+from fedloom.settings import at_least, parse, share
 
 if TYPE_CHECKING:
     from fedloom.engines.flower.silo import Grant

@@ -9,9 +9,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.config import Config, parse
+from fedloom.config import Config
 from fedloom.deployment.homes import ServerHome, write_json
 from fedloom.errors import FedloomError
+from fedloom.settings import parse
 
 
 @dataclass(frozen=True)

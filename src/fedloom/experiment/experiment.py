@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.config import Config, EngineConfig, EvaluationConfig, parse
+from fedloom.config import Config, EngineConfig, EvaluationConfig
 from fedloom.engines.base import Engine, initial_state, participants_of
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.choice import device_of
@@ -31,6 +31,7 @@ from fedloom.methods.generator import Generator
 from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.trackers import check_trackers
+from fedloom.settings import parse
 from fedloom.streams import Streams
 
 OF_RECORDS = {"likelihood", "probe", "memorisation", "gradients"}  # metrics that look at the records of silos

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedloom.methods
-from fedloom.config import Config, LocalConfig, ModelConfig, parse
+from fedloom.config import Config, LocalConfig, ModelConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
@@ -24,6 +24,7 @@ from fedloom.objectives.base import Objective
 from fedloom.privacy.mechanism import Mechanism, NoPrivacy
 from fedloom.privacy.releases import Statistic
 from fedloom.registry import Registry, values_in
+from fedloom.settings import parse
 from fedloom.sharing.aggregation import Aggregator
 from fedloom.sharing.plan import BlockKey, Payload, Scope, Seen, SharingPlan, Tensors
 from fedloom.streams import Streams

@@ -14,13 +14,13 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedloom.config import above, all_positive
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalGAN, Told
 from fedloom.objectives.labelled import ConditionalAdversarial
+from fedloom.settings import above, all_positive
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 

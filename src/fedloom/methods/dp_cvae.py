@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from fedloom.config import at_least
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
@@ -25,6 +24,7 @@ from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalVAE, LinearConditionalVAE, TellingDecoder, Told
 from fedloom.objectives.labelled import ConditionalDreams, ConditionalElbo
+from fedloom.settings import at_least
 from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 COLLAPSE = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from fedloom.config import above
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting, branched
@@ -20,6 +19,7 @@ from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import check_silos, latent_sizes
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
+from fedloom.settings import above
 from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 

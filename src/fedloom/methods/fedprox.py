@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fedloom.config import at_least
 from fedloom.methods.base import Method, Recipe, Setting
 from fedloom.methods.vaes import flat_vae_method
 from fedloom.objectives.proximal import Proximal
+from fedloom.settings import at_least
 from fedloom.sharing.plan import GLOBAL
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.methods.base import Method, Recipe, Setting
 from fedloom.methods.vaes import flat_vae_method, hierarchical_pathways, vae_method
 from fedloom.models.priors import LEARNABLE, prior_means
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
+from fedloom.settings import at_least
 from fedloom.sharing.plan import GLOBAL, GROUP
 
 

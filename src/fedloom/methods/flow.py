@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedloom.config import at_least
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalFlow, Told
 from fedloom.objectives.labelled import FlowMatching
+from fedloom.settings import at_least
 from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 

@@ -17,7 +17,6 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedloom.config import above, all_positive, at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway, Phase, Recipe, SampleInputs, Setting, branched
@@ -28,6 +27,7 @@ from fedloom.models.priors import prior_means
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.flows import LatentFlow, Refinement
+from fedloom.settings import above, all_positive, at_least
 from fedloom.sharing.plan import GROUP
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.config import portion
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.methods.base import Method, Release, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.steps import ServerRound, ServerStep, Stepped, Steps
 from fedloom.privacy.releases import BoundedSum
+from fedloom.settings import portion
 from fedloom.sharing.plan import payload_of_sums
 
 Labels = Literal["global-dp", "uniform", "local"]  # of synthetic records: as noisy counts say, alike, as at each silo

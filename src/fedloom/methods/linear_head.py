@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from fedloom.config import at_least
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
@@ -23,6 +22,7 @@ from fedloom.models.labelled import LinearHead
 from fedloom.objectives.base import Objective
 from fedloom.objectives.labelled import CrossEntropy
 from fedloom.objectives.proximal import Proximal
+from fedloom.settings import at_least
 from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 

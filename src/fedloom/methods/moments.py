@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedloom.config import above
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway, Recipe, Release, SampleInputs, Setting
 from fedloom.methods.generator import LABEL_SHARES
@@ -23,6 +22,7 @@ from fedloom.methods.labels import VECTORS, TemperedLabels, require_classes
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
 from fedloom.privacy.releases import BoundedSum
+from fedloom.settings import above
 from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedloom.config import above, at_least
 from fedloom.errors import ConfigError
 from fedloom.methods.base import Method, Phase, Recipe, Setting
 from fedloom.methods.steps import Merged
@@ -24,6 +23,7 @@ from fedloom.methods.vaes import BuildVAE, flat_vae_method
 from fedloom.models.history import remembered
 from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
+from fedloom.settings import above, at_least
 from fedloom.sharing.plan import GLOBAL, SILO, BlockPlan, Down, Scope
 
 PLANS = {

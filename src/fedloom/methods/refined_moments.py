@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedloom.config import above, share
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods import moments
@@ -26,6 +25,7 @@ from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_
 from fedloom.methods.steps import ServerRound, ServerState, Stepped
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, estimate, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
+from fedloom.settings import above, share
 from fedloom.sharing.plan import Tensors, payload_of_sums
 
 CENTRE, GRADIENT = "centre", "gradient"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedloom.config import Config, ServerConfig, parse
+from fedloom.config import Config, ServerConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import ARCHITECTURE, Method, OptimizerPlan, Phase, Setting
@@ -18,6 +18,7 @@ from fedloom.methods.steps import Steps
 from fedloom.methods.teachers import Teachers
 from fedloom.methods.vaes import BuildVAE, flat_pathways, latent_sizes
 from fedloom.objectives.elbo import Elbo
+from fedloom.settings import parse
 from fedloom.sharing.aggregation import Aggregator, Merge
 from fedloom.sharing.merges import MERGES
 from fedloom.sharing.plan import GLOBAL, SERVER, SILO, Down, Scope, Seen, SharingPlan

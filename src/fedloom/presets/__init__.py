@@ -8,19 +8,16 @@ of both, but for a row that extends ``./other``: it goes on from that row, of th
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from fedloom.errors import ConfigError, unknown
+from fedloom.settings import Settings, layered, read_toml
 
 FOLDER = Path(__file__).parent
 LISTED_BY = "'fedloom list presets' names them"  # too many for a sentence
-
-Settings = dict[str, Any]
 
 
 def preset_names() -> list[str]:
@@ -36,29 +33,18 @@ def about_preset(name: str) -> str:
 def read_settings(source: str | Path) -> Settings:
     """All that a preset, by its name, or a TOML file, by its path, sets or has from the presets that it extends."""
     if Path(source).suffix == ".toml":
-        return _extended(_parsed(Path(source)), str(source))
+        return _extended(read_toml(Path(source)), str(source))
     name = str(source)
     if name not in _declarations():
         raise ConfigError(unknown("preset", name, preset_names(), LISTED_BY) + "; a file must end in .toml")
     return _extended(_declarations()[name], name)
 
 
-def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
-    """Tables are merged key by key, except that another method or merge takes no options of the one below."""
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        replaced = key in ("method", "merge") and isinstance(value, Mapping) and "name" in value
-        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
-        merged[key] = layered(under, value) if tables else value  # type: ignore[arg-type]
-    return merged
-
-
 @cache
 def _declarations() -> dict[str, Settings]:
     """Every preset as its file declares it."""
     files = ((path.relative_to(FOLDER).with_suffix("").as_posix(), path) for path in FOLDER.rglob("*.toml"))
-    return {name: settings for file, path in files for name, settings in _declared(file, _parsed(path))}
+    return {name: settings for file, path in files for name, settings in _declared(file, read_toml(path))}
 
 
 def _declared(file: str, settings: Settings) -> Iterator[tuple[str, Settings]]:
@@ -84,12 +70,3 @@ def _extended(settings: Settings, origin: str) -> Settings:
     if base not in _declarations():
         raise ConfigError(f"{origin}: extends: " + unknown("preset", str(base), preset_names(), LISTED_BY))
     return layered(_extended(_declarations()[base], base), own)
-
-
-def _parsed(path: Path) -> Settings:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedloom.config import AuditConfig, Config, DataConfig, EngineConfig, EvaluationConfig, PrivacyConfig, parse
+from fedloom.config import AuditConfig, Config, DataConfig, EngineConfig, EvaluationConfig, PrivacyConfig
 from fedloom.errors import ConfigError, FedloomError, MissingExtraError, RunFolderError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Pathway, SampleInputs, Setting, make_method
@@ -29,6 +29,7 @@ from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
 from fedloom.release.parcel import check_place, file_names, parcel
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
+from fedloom.settings import parse
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
 

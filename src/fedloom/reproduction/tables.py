@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedloom.config import Config, EvaluationConfig, load_config, parse
+from fedloom.config import Config, EvaluationConfig, load_config
 from fedloom.errors import ConfigError, unknown
+from fedloom.settings import parse, read_toml
 
 TABLES = Path(__file__).parent / "tables"
 COLUMNS = "columns"  # the file beside a paper's tables
@@ -169,8 +169,8 @@ def load_table(name: str) -> Table:
     """A table by its name."""
     if name not in table_names():
         raise ConfigError(unknown("table", name, table_names()))
-    declared = _read(TABLES / f"{name}.toml")
-    known = _read((TABLES / name).with_name(f"{COLUMNS}.toml"))
+    declared = read_toml(TABLES / f"{name}.toml")
+    known = read_toml((TABLES / name).with_name(f"{COLUMNS}.toml"))
     for title in declared["columns"]:
         if title not in known:
             raise ConfigError(f"{name}: " + unknown("column", title, known))
@@ -178,10 +178,6 @@ def load_table(name: str) -> Table:
     table = parse(Table, {"name": name, **declared, "columns": columns})
     _check(table)
     return table
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def identity(config: Config) -> str:

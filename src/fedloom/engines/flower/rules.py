@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedloom.config import above, at_least
+from fedloom.settings import above, at_least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 import fedloom
-from fedloom.config import Config, parse
+from fedloom.config import Config
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext, Site
+from fedloom.settings import parse
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 

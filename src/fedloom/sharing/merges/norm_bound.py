@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedloom.config import above
+from fedloom.settings import above
 from fedloom.sharing.aggregation import Copies, Merge
 from fedloom.sharing.plan import Tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedloom.config import at_least
+from fedloom.settings import at_least
 from fedloom.sharing.aggregation import Copies, Merge
 from fedloom.sharing.plan import Tensors
 
