@@ -8,7 +8,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedloom.reports.charts import Copy, Link, Scale, Series, bars, line_chart, scatter, sharing_diagram, ticks
+from fedloom.reports.charts import (
+    Copy,
+    Curve,
+    Link,
+    Scale,
+    Series,
+    bars,
+    line_chart,
+    row_chart,
+    scatter,
+    sharing_diagram,
+    ticks,
+)
 
 CROSS_SITE = '"><script>alert(1)</script>'
 
@@ -122,8 +134,9 @@ def test_the_diagram_draws_what_goes_up_and_what_comes_down() -> None:
         sharing_diagram(
             [(CROSS_SITE,) * 3], [Copy(CROSS_SITE, CROSS_SITE, CROSS_SITE)], [Link(0, 0, up=True, down=True)]
         ),
+        row_chart([Curve(CROSS_SITE, {CROSS_SITE: [1.0]})], CROSS_SITE, CROSS_SITE),
     ],
-    ids=["line", "scatter", "bars", "sharing"],
+    ids=["line", "scatter", "bars", "sharing", "rows"],
 )
 def test_names_with_markup_stay_text(svg: str) -> None:
     tree = ElementTree.fromstring(f"<div>{svg}</div>")
