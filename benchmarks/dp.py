@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from common import keep, prepared, show
 from common import seconds_of as clock_seconds_of
-from fedloom.engines.base import Engine, FederationState, site_of
+from fedloom.engines.base import Engine, FederationState, Job, site_of
 from fedloom.engines.choice import make_engine
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.federation.rounds import RoundContext
@@ -152,8 +152,8 @@ def loop_microseconds(name: str, batch: int, device: torch.device) -> float:
 def round_microseconds(engine: Engine, state: FederationState, silos: int, steps: int, device: torch.device) -> float:
     """Per silo-step of whole rounds: sending, training, merging."""
     context = RoundContext(1, 3, tuple(range(silos)))
-    engine.round(state, context, lambda _: None)
-    best = min(seconds_of(lambda: engine.round(state, context, lambda _: None), device) for _ in range(3))
+    engine.round(Job(state, context, lambda _: None))
+    best = min(seconds_of(lambda: engine.round(Job(state, context, lambda _: None)), device) for _ in range(3))
     engine.close()
     return best / (steps * silos) * 1e6
 

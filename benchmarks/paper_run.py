@@ -14,7 +14,7 @@ import torch
 
 from common import keep, show
 from fedloom.config import load_config
-from fedloom.engines.base import initial_state
+from fedloom.engines.base import Job, initial_state
 from fedloom.engines.choice import make_engine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
@@ -42,7 +42,7 @@ def main() -> None:
     steps, losses = 0, {}
     for number in range(1, config.rounds + 1):
         chosen = participants(config.participation, len(trainer.federation), number, trainer.streams)
-        state, report = engine.round(state, RoundContext(number, config.rounds, chosen), lambda _: None)
+        state, report = engine.round(Job(state, RoundContext(number, config.rounds, chosen), lambda _: None))
         steps += report.steps
         losses = report.terms
         if number == 1:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from common import keep, prepared, seconds_of, show
+from fedloom.engines.base import Job
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Silo
@@ -45,12 +46,12 @@ def main() -> None:
         trainer = unequal(trainer) if arguments.unequal else trainer
         engine = FusedEngine(trainer, FusedOptions(device, chunk=arguments.chunk))
         few = silos if arguments.unequal else min(silos, 2 * arguments.chunk + silos % arguments.chunk)
-        engine.round(state, RoundContext(1, 2, tuple(range(few))), lambda _: None)  # records the programs
+        engine.round(Job(state, RoundContext(1, 2, tuple(range(few))), lambda _: None))  # records the programs
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         reports = []
         context = RoundContext(2, 2, tuple(range(silos)))
-        seconds = seconds_of(lambda: reports.append(engine.round(state, context, lambda _: None)[1]))  # noqa: B023
+        seconds = seconds_of(lambda: reports.append(engine.round(Job(state, context, lambda _: None))[1]))  # noqa: B023
         engine.close()
         data = sum(silo.train.x.numel() for silo in trainer.federation.silos)
         device_bytes = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0

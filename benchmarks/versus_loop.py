@@ -78,6 +78,7 @@ def loop(threads: int, fused: bool, steps: int, loader: bool = False) -> float:
 def fedloom_round() -> float:
     """Seconds per silo-step of whole rounds of the engine that ``auto`` chooses: sending, training, merging."""
     from common import prepared
+    from fedloom.engines.base import Job
     from fedloom.engines.choice import make_engine
     from fedloom.federation.rounds import RoundContext
 
@@ -86,9 +87,9 @@ def fedloom_round() -> float:
     engine = make_engine(trainer, state)
     print(engine.describe(), file=sys.stderr)
     context = RoundContext(1, 70, tuple(range(silos)))
-    engine.round(state, context, lambda _: None)
+    engine.round(Job(state, context, lambda _: None))
     start = time.perf_counter()
-    engine.round(state, context, lambda _: None)
+    engine.round(Job(state, context, lambda _: None))
     seconds = (time.perf_counter() - start) / (silos * STEPS)
     engine.close()
     return seconds

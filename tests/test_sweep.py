@@ -256,7 +256,7 @@ def assert_nearly_same_run(one: Path, other: Path) -> None:
 class Stopping(Observer):
     """Stops in the second round after the first run of the pack is on disk, so that the others are behind."""
 
-    def round_done(self, report, metrics, seconds):
+    def round_done(self, report, metrics):
         if report.context.round == 2:
             raise KeyboardInterrupt
 

@@ -24,7 +24,7 @@ _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 
 
 Word = int | Tensor
-Key = tuple[int, int] | tuple[Tensor, Tensor]
+Key = tuple[Word, Word]
 
 
 def philox(counter: tuple[Tensor, Word, Word, Word], key: Key) -> tuple[Tensor, ...]:
@@ -55,8 +55,8 @@ class Draws(ABC):
     """Everything that can be drawn, whosever key it is drawn with."""
 
     @abstractmethod
-    def _key_of(self, purpose: str, silo_word: Word) -> Key:
-        """The Philox key of a purpose, for each entry of a counter's silos or for all."""
+    def key(self, purpose: str) -> Key:
+        """The Philox key of a purpose: one for all, or one for each entry of a counter's silos."""
 
     def words(
         self,
@@ -73,7 +73,8 @@ class Draws(ABC):
         step_word, silo_word = (
             word.to(device, torch.int64).unsqueeze(-1) if isinstance(word, Tensor) else word for word in (step, silo)
         )
-        return philox((index, step_word, round, silo_word), self._key_of(purpose, silo_word))
+        low, high = (_spread(word, silo_word) for word in self.key(purpose))
+        return philox((index, step_word, round, silo_word), (low, high))
 
     def uniform(
         self,
@@ -155,9 +156,6 @@ class Streams(Draws):
         digest = self.digest(purpose)
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
-    def _key_of(self, purpose: str, silo_word: Word) -> Key:  # noqa: ARG002 - all silos have the same
-        return self.key(purpose)
-
     def torch_seed(self, purpose: str, *, silo: int = 0) -> int:
         """A seed for code that insists on torch's own generator, such as the initialisation of a module."""
         high, low, _, _ = self.words(purpose, 1, silo=silo)
@@ -170,11 +168,19 @@ class PackedStreams(Draws):
 
     seeds: tuple[int, ...]
 
-    def _key_of(self, purpose: str, silo_word: Word) -> Key:
-        assert isinstance(silo_word, Tensor), "each silo has a seed of its own"
+    def key(self, purpose: str) -> Key:
+        """The two words of each seed's key."""
         keys = {seed: Streams(seed).key(purpose) for seed in self.seeds}
-        words = torch.tensor([keys[seed] for seed in self.seeds], device=silo_word.device)
-        return words[:, 0].reshape(silo_word.shape), words[:, 1].reshape(silo_word.shape)
+        words = torch.tensor([keys[seed] for seed in self.seeds])
+        return words[:, 0], words[:, 1]
+
+
+def _spread(word: Word, silo_word: Word) -> Word:
+    """A word of a key where there is one for each silo, beside those."""
+    if not isinstance(word, Tensor):
+        return word
+    assert isinstance(silo_word, Tensor), "each silo has a seed of its own"
+    return word.to(silo_word.device).reshape(silo_word.shape)
 
 
 def streams_of(seeds: Sequence[int]) -> Draws:

@@ -100,7 +100,7 @@ def test_the_line_of_a_round_is_short(tmp_path: Path) -> None:
     for variant in ("domain-cnn", "domain-cnn-roundtrip"):
         metrics |= {f"domain-hit/{variant}/n10/group={group}": hit for group, hit in groups.items()}
     with RoundProgress(Console(force_terminal=True, width=80, file=file, color_system=None)) as progress:
-        progress.round_done(RoundReport(RoundContext(3, 9, (0,)), (), {}, 1), metrics | {"cost/steps/n3": 7.0}, 1.0)
+        progress.round_done(RoundReport(RoundContext(3, 9, (0,)), (), {}, 1), metrics | {"cost/steps/n3": 7.0})
     assert "round 3  domain-hit 0.5 / 0.25\n" in file.getvalue()
 
 

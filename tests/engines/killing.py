@@ -63,7 +63,7 @@ class Endless(Observer):
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         while report.context.round == self._rounds - 1:
             signal.pause()
 
@@ -87,7 +87,7 @@ def train_until_killed(config: Config, out: Path, rounds: int, delay: float) -> 
 class Dying(Observer):
     """Is killed when a round is done."""
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

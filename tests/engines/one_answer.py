@@ -169,7 +169,7 @@ def rounds_of(engine: Any, state: FederationState, rounds: Rounds) -> Lived:
     reports: list[RoundReport] = []
     results: list[Result] = []
     for number, participants in enumerate(rounds, start=state.round + 1):
-        state, report = engine.round(state, RoundContext(number, 9, participants), results.append)
+        state, report = engine.round(Job(state, RoundContext(number, 9, participants), results.append))
         reports.append(report)
     return state, reports, results
 

@@ -176,7 +176,7 @@ def lived(
     state = initial_state(trainer.method, federation, config)
     for number in range(1, config.rounds + 1):
         context, secrets = charging.admitted(state, RoundContext(number, config.rounds, tuple(range(len(federation)))))
-        state, _ = engine.round(state, context, lambda result: updates.append(result.update), secrets)
+        state, _ = engine.round(Job(state, context, lambda result: updates.append(result.update), secrets))
     charging.close()
     return standardised(updates, {silo.name: path for silo in federation.silos}, len(trainer.method.phases))
 
@@ -283,7 +283,7 @@ def searched(engine_of: Callable[[Trainer], ReferenceEngine | FusedEngine]) -> t
     state = initial_state(trainer.method, MANY, config)
     everybody = tuple(range(len(MANY)))
     secrets = {silo: keyed(os.urandom(32), "round 1") for silo in everybody}
-    engine_of(trainer).round(state, RoundContext(1, 1, everybody), heard.append, secrets)
+    engine_of(trainer).round(Job(state, RoundContext(1, 1, everybody), heard.append, secrets))
     (event,) = {plan.events(1)[UPDATE] for plan in trainer.privacy}
     assert isinstance(event, Gaussian)
     gradient = event.noise_multiplier * CLIP / BATCH / math.sqrt(1 - clipping.share)

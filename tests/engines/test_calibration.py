@@ -8,7 +8,7 @@ import torch
 
 from engines.one_answer import config_of, trainer_of
 from fedloom.engines import calibration
-from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.base import FederationState, Job, SiloState
 from fedloom.engines.calibration import fastest_reference, seconds_per_step
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import FedloomError
@@ -100,7 +100,7 @@ def test_worker_threads_give_the_bits_of_the_plain_loop() -> None:
     def after_two_rounds(engine: ReferenceEngine) -> FederationState:
         state = start
         for number in (1, 2):
-            state, _ = engine.round(state, RoundContext(number, 2, (0, 1, 2)), lambda _: None)
+            state, _ = engine.round(Job(state, RoundContext(number, 2, (0, 1, 2)), lambda _: None))
         engine.close()
         return state
 

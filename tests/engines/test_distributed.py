@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.engines.base import initial_state
+from fedloom.engines.base import Job, initial_state
 from fedloom.engines.charging import Charging
 from fedloom.engines.distributed import of_sums
 from fedloom.engines.reference import ReferenceEngine
@@ -115,7 +115,7 @@ def test_the_server_is_shown_the_sum_alone() -> None:
     trainer = trainer_of(SEEDED, method=method)
     sent = updates_of(trainer)
     start = initial_state(trainer.method, FEDERATION, trainer.config)
-    ReferenceEngine(trainer).round(start, EVERYBODY, lambda _: None)
+    ReferenceEngine(trainer).round(Job(start, EVERYBODY, lambda _: None))
     assert isinstance(method.server_step, Recorder)
     ((shown,),) = method.server_step.shown
     assert (shown.silo, shown.weights["all"]) == ("all", 100.0)

@@ -22,7 +22,7 @@ from engines.one_answer import (
     trainer_of,
 )
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, Result, SiloState, initial_state
+from fedloom.engines.base import FederationState, Job, Result, SiloState, initial_state
 from fedloom.engines.charging import Charging
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise, HostNoise
@@ -213,7 +213,7 @@ def test_engines_draw_alike_from_the_secrets_that_they_are_given(overrides: tupl
     for engine_of in ENGINES.values():
         heard = list[Result]()
         context, secrets = RoundContext(1, 9, (0, 1, 3)), secrets_of(0, 1, 3)
-        state, report = engine_of(trainer).round(start, context, heard.append, secrets)
+        state, report = engine_of(trainer).round(Job(start, context, heard.append, secrets))
         lived.append((state, [report], heard))
     assert_same_rounds(start, lived[1], lived[0])
 
@@ -225,7 +225,7 @@ def test_a_silo_draws_from_its_own_secret_and_from_no_other(engine: str) -> None
     usual, found = secrets_of(0, 1, 3), []
     for secrets in (usual, usual | secrets_of(1, by="another")):
         heard = list[Result]()
-        ENGINES[engine](trainer).round(start, RoundContext(1, 1, (0, 1, 3)), heard.append, secrets)
+        ENGINES[engine](trainer).round(Job(start, RoundContext(1, 1, (0, 1, 3)), heard.append, secrets))
         found.append({result.silo: result for result in heard})
     one, other = found
     for silo in (0, 1, 3):
@@ -240,7 +240,7 @@ def test_a_private_round_is_not_begun_without_a_secret(engine: str) -> None:
     trainer, start = trainer_of(config_of(*SECURE), LARGER)
     for secrets in ({}, secrets_of(0)):
         with pytest.raises(FedloomError, match="was begun without a secret for its noise"):
-            ENGINES[engine](trainer).round(start, RoundContext(1, 1, (0, 1)), lambda _: None, secrets)
+            ENGINES[engine](trainer).round(Job(start, RoundContext(1, 1, (0, 1)), lambda _: None, secrets))
     assert trainer.randomness(None, trial=True) == trainer.seeded
 
 

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 from engines.killing import train_until_write
 from engines.one_answer import LARGER, PRIVATE, UNEQUAL, assert_one_answer, config_of, trainer_of
 from fedloom.config import Config, LocalConfig
+from fedloom.engines.base import Job
 from fedloom.engines.fused import FusedOptions
 from fedloom.engines.optimizers import LocalOptimizer, adam_of_stack, shortened
 from fedloom.engines.reference import ReferenceEngine
@@ -185,7 +186,7 @@ def test_clipping_counts_after_the_noise() -> None:
         "local.optimizer=sgd", "local.learning_rate=1.0", "local.clip_norm=1e-3", "local.steps=1", *PRIVATE
     )
     trainer, start = trainer_of(config, LARGER)
-    after, _ = ReferenceEngine(trainer).round(start, RoundContext(1, 1, (1,)), lambda _: None)
+    after, _ = ReferenceEngine(trainer).round(Job(start, RoundContext(1, 1, (1,)), lambda _: None))
     way = [
         (t - start.server.blocks[key][n]).norm() for key, part in after.server.blocks.items() for n, t in part.items()
     ]

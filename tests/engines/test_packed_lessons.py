@@ -230,7 +230,7 @@ def test_what_goes_wrong_in_a_lesson_leaves_the_others_alone(
                 assert complaint in str(outcome)
                 continue
             assert not isinstance(outcome, Exception)
-            alone = FusedEngine(trainers[run], ALL_AT_ONCE).round(states[run], context, lambda _: None)
+            alone = FusedEngine(trainers[run], ALL_AT_ONCE).round(Job(states[run], context, lambda _: None))
             assert_same_rounds(states[run], (outcome[0], [outcome[1]], []), (*alone[:1], [alone[1]], []), 1e-3)
             states[run] = outcome[0]
 

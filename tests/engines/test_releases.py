@@ -15,7 +15,7 @@ from torch import nn
 
 from fedloom.config import Config
 from fedloom.engines import reference
-from fedloom.engines.base import FederationState, Result, Task, initial_state
+from fedloom.engines.base import FederationState, Job, Result, Task, initial_state
 from fedloom.engines.charging import Charging, silo_plans
 from fedloom.engines.choice import make_engine
 from fedloom.engines.flower.inspection import Inspection, RejectedError
@@ -128,7 +128,7 @@ def sent_by(engine: ReferenceEngine | FusedEngine, trainer: Trainer, rounds: int
 
     state: FederationState = initial_state(trainer.method, trainer.federation, trainer.config)
     for number in range(1, rounds + 1):
-        state, _ = engine.round(state, RoundContext(number, rounds, tuple(range(len(trainer.federation)))), hear)
+        state, _ = engine.round(Job(state, RoundContext(number, rounds, tuple(range(len(trainer.federation)))), hear))
     engine.close()
     return found
 
@@ -373,7 +373,7 @@ def test_every_engine_takes_a_method_that_trains_nothing(name: str) -> None:
     trainer = planned(tiny_config(f"engine.name={name}"), one_shot(), FEDERATION)
     state = initial_state(trainer.method, FEDERATION, trainer.config)
     engine = make_engine(trainer, state)
-    after, report = engine.round(state, RoundContext(1, 2, (0, 1, 2)), lambda _: None)
+    after, report = engine.round(Job(state, RoundContext(1, 2, (0, 1, 2)), lambda _: None))
     assert (report.steps, report.terms) == (0, {})
     pooled = torch.cat([silo.train.x for silo in FEDERATION.silos]).mean(dim=0)
     torch.testing.assert_close(after.server.blocks[MOMENTS]["bias"], pooled)

@@ -38,7 +38,7 @@ class CountWrites(Observer):
 
         monkeypatch.setattr(os, "fsync", counted)
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         self.after_round.append(self.writes)
 
 

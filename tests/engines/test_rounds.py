@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, RoundReport, initial_state
+from fedloom.engines.base import FederationState, Job, RoundReport, initial_state
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment, train
@@ -31,7 +31,7 @@ def one_round(
     method = Experiment.of(config, federation).method
     engine = ReferenceEngine(Trainer(config, method, federation))
     start = initial_state(method, federation, config)
-    after, report = engine.round(start, RoundContext(1, 2, participating), lambda _: None)
+    after, report = engine.round(Job(start, RoundContext(1, 2, participating), lambda _: None))
     return start, after, report, engine
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, RoundReport, initial_state
+from fedloom.engines.base import Job, Result, RoundReport, initial_state
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError
@@ -58,7 +58,7 @@ def test_both_blocks_move_at_every_silo_and_are_averaged_over_all(tiny_federatio
     state = initial_state(experiment.method, tiny_federation, experiment.config)
     engine = ReferenceEngine(Trainer(experiment.config, experiment.method, tiny_federation))
     results: list[Result] = []
-    after, report = engine.round(state, RoundContext(1, 1, (0, 1, 2, 3)), results.append)
+    after, report = engine.round(Job(state, RoundContext(1, 1, (0, 1, 2, 3)), results.append))
     for key in (GENERATOR, DISCRIMINATOR):
         for name, before in state.server.blocks[key].items():
             sent = torch.stack([result.update.blocks[key][name] for result in results])
@@ -72,7 +72,7 @@ def test_both_blocks_move_at_every_silo_and_are_averaged_over_all(tiny_federatio
 class Interrupted(Observer):
     """Stops a run after its second round."""
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         if report.context.round == 2:
             raise KeyboardInterrupt
 

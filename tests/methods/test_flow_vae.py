@@ -233,7 +233,7 @@ def test_pathways_do_what_their_definition_says(tiny_federation: Federation) -> 
 class PullThePlug(Observer):
     """When round 1 is over."""
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         if report.context.round == 1:
             raise KeyboardInterrupt
 

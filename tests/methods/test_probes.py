@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.engines.base import FederationState, conclude, initial_state
+from fedloom.engines.base import FederationState, Job, conclude, initial_state
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment, Run, restored
@@ -35,7 +35,7 @@ def run(method: Method, out: Path, *overrides: str) -> Run:
 def after_a_round(method: Method, federation: Federation = FEDERATION) -> tuple[FederationState, FederationState]:
     config = tiny_config()
     start = initial_state(method, federation, config)
-    after, _ = ReferenceEngine(Trainer(config, method, federation)).round(start, CONTEXT, lambda _: None)
+    after, _ = ReferenceEngine(Trainer(config, method, federation)).round(Job(start, CONTEXT, lambda _: None))
     return start, after
 
 

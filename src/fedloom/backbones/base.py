@@ -27,14 +27,15 @@ class Backbone(ABC):
     def extract(self, images: Tensor) -> Tensor:
         """Features of one batch that already lies on the device."""
 
-    def classify(self, features: Tensor) -> Tensor:  # noqa: ARG002 - only networks with a head use it
-        """The public head's logits for features, so that images are extracted once for both."""
-        raise ConfigError(f"backbone '{self.name}' has no class head; choose one that was trained on classes")
-
     @property
     def head(self) -> Tensor:
         """The public head's weights, (classes, d)."""
         raise ConfigError(f"backbone '{self.name}' has no class head; choose one that was trained on classes")
+
+    @torch.inference_mode()
+    def classify(self, features: Tensor) -> Tensor:
+        """The public head's logits for features, without a bias; images are extracted once for both."""
+        return features.to(self.device) @ self.head.T
 
     @torch.inference_mode()
     def features(self, x: Tensor) -> Tensor:

@@ -35,15 +35,10 @@ class Inception2015(Backbone):
 
     @property
     def head(self) -> Tensor:
-        """Of the 1008 classes."""
+        """Of the 1008 classes; the original inception score, too, takes logits without the bias."""
         head = self.network.fc
         assert isinstance(head, nn.Linear)
         return head.weight
-
-    @torch.inference_mode()
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits without the bias, as the original inception score takes them."""
-        return features.to(self.device) @ self.head.T
 
 
 def _network(weights: str) -> nn.Module:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -223,7 +222,7 @@ def _tend_until_stopped(tend: Callable[[], None]) -> None:
 def _stop_signals() -> Iterator[None]:
     """A service manager's signal stops in the same order as Ctrl-C, from before the first process is started."""
 
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is not to be stopped half-way
         raise KeyboardInterrupt
 

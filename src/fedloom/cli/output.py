@@ -57,7 +57,7 @@ def _show_warning(
     category: type[Warning],
     filename: str,
     lineno: int,
-    file: TextIO | None = None,  # noqa: ARG001 - the signature is that of warnings.showwarning
+    file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
     if issubclass(category, FedloomWarning):
@@ -66,7 +66,7 @@ def _show_warning(
         said.add(str(message))
         complain("Warning", str(message), typer.colors.YELLOW)
     else:
-        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True, nl=False)
+        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), file=file, err=True, nl=False)
 
 
 def complain(kind: str, sentence: str, color: str) -> None:

@@ -66,7 +66,7 @@ class RoundProgress(Observer):
         self._silos = f"{silos_done}/{len(context.participants)}" if self._runs == 1 else str(silos_done)
         self._refresh()
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:  # noqa: ARG002
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         """Move on to the next round."""
         self._rounds_done, self._terms = report.context.round, report.terms
         if metrics and self._runs == 1:

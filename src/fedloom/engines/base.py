@@ -102,14 +102,8 @@ Outcome = tuple[FederationState, RoundReport] | Exception
 class Engine(Protocol):
     """Carries out rounds; what is learned does not depend on which engine does it."""
 
-    def round(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        on_silo: Callable[[Result], None],
-        secrets: Secrets = NO_SECRETS,
-    ) -> tuple[FederationState, RoundReport]:
-        """One whole round; ``on_silo`` hears of each silo as it finishes."""
+    def round(self, job: Job) -> tuple[FederationState, RoundReport]:
+        """One whole round."""
         ...
 
     def describe(self) -> str:

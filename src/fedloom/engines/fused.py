@@ -8,19 +8,19 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import NO_SECRETS, FederationState, Job, Outcome, Result, RoundReport, Secrets
+from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_places import FIXED, attendance, cheapest_places, fillable
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
-from fedloom.engines.fused_records import ChunkTable
+from fedloom.engines.fused_records import ChunkTable, refill
 from fedloom.engines.fused_results import Place, RunRound, Trained
 from fedloom.engines.fused_runner import GraphRecorder, GraphRunner, PlainRunner, Runner
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
@@ -135,15 +135,9 @@ class FusedEngine:
             "compiled": options.compiled,
         }
 
-    def round(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        on_silo: Callable[[Result], None],
-        secrets: Secrets = NO_SECRETS,
-    ) -> tuple[FederationState, RoundReport]:
+    def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
-        outcome = self.rounds({0: Job(state, context, on_silo, secrets)})[0]
+        outcome = self.rounds({0: job})[0]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -176,7 +170,7 @@ class FusedEngine:
     def refilled(self, records: Mapping[int, Records]) -> bool:
         """Put other records in the place of those of runs with a single silo, if they fit: recordings stay valid."""
         members = [(stack, member) for stack in self._stacks for member in stack.members if member.run in records]
-        return all(stack.table.refilled(member.silo, records[member.run]) for stack, member in members)
+        return all(refill(stack.table, member.silo, records[member.run]) for stack, member in members)
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -207,13 +207,12 @@ class PrivateProgram(StackProgram):
         self._bounds = {number: torch.zeros(size, device=self._device) for number in self._clipped}
         self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
         self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
-        self._secrets: Sequence[StreamNoise] = ()
         self._source: HostNoise | DeviceNoise = HostNoise((), (), 0, ())
 
     def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
         """A new round, and what hides the records of each member of a chunk."""
         super().begin(context, secrets)
-        self._round, self._secrets = context.round, secrets
+        self._round = context.round
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Also each silo's clip bounds, scales and public rows, all by the plan of its own run."""

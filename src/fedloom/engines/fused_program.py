@@ -50,14 +50,15 @@ class StackProgram:
         self.reads_context = any(trial.looked_at for trial in trials)  # a recording holds on to what it has read
         # Wrapped: a compiler may take the numbers of a plain one for constants, and compile anew in every round.
         self._context = WatchedContext(RoundContext(0, 0, ()))
+        self._secrets: Sequence[StreamNoise] = ()
         self._evaluate = [
             evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
             for phase in phases
         ]
 
-    def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:  # noqa: ARG002 - nothing is hidden
+    def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
-        self._context = WatchedContext(context)
+        self._context, self._secrets = WatchedContext(context), secrets
         for optimizer in self._optimizers:
             optimizer.begin(context)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -33,8 +33,9 @@ class Table(Protocol):
         """See to it that the records of these silos are there; says where each silo's begin."""
         ...
 
-    def refilled(self, silo: Silo, records: Records) -> bool:
-        """Put other records in the place of a silo's, if they fit there: what was recorded reads them from then on."""
+    @property
+    def places(self) -> Mapping[Silo, int]:
+        """Where the records of each silo begin that lies there for good."""
         ...
 
 
@@ -43,7 +44,7 @@ class WholeTable:
 
     def __init__(self, silos: Sequence[Silo], device: torch.device) -> None:
         ends = itertools.accumulate(map(len, silos), initial=0)
-        self._offsets = dict(zip(silos, ends, strict=False))
+        self.places = dict(zip(silos, ends, strict=False))
         self.records = concatenate([silo.train for silo in silos]).to(device)
 
     def for_engine(self) -> WholeTable:
@@ -55,16 +56,7 @@ class WholeTable:
 
     def hold(self, silos: Sequence[Silo]) -> list[int]:
         """Where each silo's begin."""
-        return [self._offsets[silo] for silo in silos]
-
-    def refilled(self, silo: Silo, records: Records) -> bool:
-        """They fit if they are as many."""
-        if len(records) != len(silo):
-            return False
-        theirs, first = records.columns(), self._offsets[silo]
-        for name, place in self.records.columns().items():
-            place[first : first + len(silo)] = theirs[name]
-        return True
+        return [self.places[silo] for silo in silos]
 
 
 class ChunkTable:
@@ -74,6 +66,7 @@ class ChunkTable:
         self._largest_first = sorted(silos, key=len, reverse=True)
         self._device = device
         self._held: dict[Silo, int] = {}
+        self.places: Mapping[Silo, int] = {}  # records come and go
         self.records = self._empty(0)
 
     def _empty(self, rows: int) -> Records:
@@ -104,9 +97,16 @@ class ChunkTable:
                     places[name][offset : offset + len(silo)] = column
         return [self._held[silo] for silo in silos]
 
-    def refilled(self, silo: Silo, records: Records) -> bool:  # noqa: ARG002 - they have no place for good
-        """Never: there is no such place."""
+
+def refill(table: Table, silo: Silo, records: Records) -> bool:
+    """Put other records in the place of a silo's, if they fit there: what was recorded reads them from then on."""
+    first = table.places.get(silo)
+    if first is None or len(records) != len(silo):
         return False
+    theirs = records.columns()
+    for name, place in table.records.columns().items():
+        place[first : first + len(silo)] = theirs[name]
+    return True
 
 
 def room_on(device: torch.device) -> float:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from fedloom.engines.base import (
     NO_SECRETS,
     FederationState,
+    Job,
     Result,
     RoundReport,
     Secrets,
@@ -76,19 +77,13 @@ class ReferenceEngine:
         """The number of threads may change the last bit; the number of workers does not."""
         return {"name": "reference", "device": "cpu", "threads": self.threads}
 
-    def round(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        on_silo: Callable[[Result], None],
-        secrets: Secrets = NO_SECRETS,
-    ) -> tuple[FederationState, RoundReport]:
+    def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
         results = []
-        for result in self.train(self.tasks(state, context, secrets)):
-            on_silo(result)
+        for result in self.train(self.tasks(job.state, job.context, job.secrets)):
+            job.on_silo(result)
             results.append(result)
-        return conclude(self._trainer.method, state, context, results, self._trainer.streams, school=self)
+        return conclude(self._trainer.method, job.state, job.context, results, self._trainer.streams, school=self)
 
     @property
     def device(self) -> torch.device:

@@ -43,7 +43,7 @@ class Observer:
     def silo_done(self, context: RoundContext, result: Result) -> None:
         """A silo finished its part of a round."""
 
-    def round_done(self, report: RoundReport, metrics: dict[str, float], seconds: float) -> None:
+    def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         """A round is over and on disk."""
 
 
@@ -107,7 +107,7 @@ class Life:
                 if charging is not None:
                     row |= charging.metrics()
                 metrics = self._evaluate(state, row, egress)
-                row["seconds"] = seconds = time.perf_counter() - start
+                row["seconds"] = time.perf_counter() - start
                 folder.record_round(row | metrics, egress)
                 for tracker in trackers:
                     tracker.record(state.round, row | metrics)
@@ -118,7 +118,7 @@ class Life:
                 if due or changed:  # rounds up to here would not be done again as they were
                     made = checkpoint_of(config, experiment.federation, state, report.context.participants)
                     save_checkpoint(folder.path, made, config.engine.keep_checkpoints)
-                observer.round_done(report, metrics, seconds)
+                observer.round_done(report, metrics)
             folder.end("finished", state.round)
         except DivergedError as error:
             folder.end("diverged", state.round + 1, str(error))
@@ -209,7 +209,7 @@ def _row(report: RoundReport) -> dict[str, Any]:
 
 def _attempted(engine: Engine, job: Job) -> Outcome:
     try:
-        return engine.round(job.state, job.context, job.on_silo, job.secrets)
+        return engine.round(job)
     except Exception as error:
         return error
 

@@ -30,7 +30,7 @@ class Options:
     """It has none."""
 
 
-def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+def make(setting: Setting, _: Options) -> Method:
     """Encoder SILO, decoder SILO and sent up; distillation follows, because there is nothing to average."""
     return flat_vae_method("align_fl", setting, encoder=SILO, decoder=UPLOAD)
 

@@ -19,7 +19,7 @@ class Options:
     """It has none."""
 
 
-def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+def make(setting: Setting, _: Options) -> Method:
     """Encoder and decoder GLOBAL, prior N(0, I), the decoder conditioned on the group."""
     return flat_vae_method("conditional", setting, encoder=GLOBAL, decoder=GLOBAL, told_group=True)
 

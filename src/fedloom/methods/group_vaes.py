@@ -18,7 +18,7 @@ class Options:
     """It has none."""
 
 
-def make(setting: Setting, options: Options) -> Method:  # noqa: ARG001 - every recipe has this signature
+def make(setting: Setting, _: Options) -> Method:
     """Encoder and decoder GROUP, prior N(0, I)."""
     return flat_vae_method("group_vaes", setting, encoder=GROUP, decoder=GROUP)
 

@@ -46,7 +46,7 @@ def padding(size: Size) -> tuple[Size, Size]:
 Between = Callable[[int], list[nn.Module]]  # the layers that follow a convolution of so many channels
 
 
-def relu(channels: int) -> list[nn.Module]:  # noqa: ARG001 - others normalise their channels
+def relu(_: int) -> list[nn.Module]:
     """The rectifier alone."""
     return [nn.ReLU()]
 

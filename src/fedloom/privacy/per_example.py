@@ -189,12 +189,12 @@ class _Marked(torch.autograd.Function):
     """The identity, which notes when somebody asks for a derivative that can itself be differentiated."""
 
     @staticmethod
-    def forward(output: Tensor, derived: set[str]) -> Tensor:  # noqa: ARG004
+    def forward(output: Tensor, _: set[str]) -> Tensor:
         """Unchanged."""
         return output.view_as(output)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, set[str]], output: Tensor) -> None:  # noqa: ARG004
+    def setup_context(ctx: Any, inputs: tuple[Tensor, set[str]], _: Tensor) -> None:
         """Where to note it."""
         ctx.derived = inputs[1]
 

@@ -29,7 +29,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in ``tensorboard/``; rounds that a resumed run repeats replace those of before."""
 
-    def __init__(self, config: Config, folder: Path, rounds_done: int) -> None:  # noqa: ARG002 - nothing to configure
+    def __init__(self, folder: Path, rounds_done: int) -> None:
         module = importlib.import_module("torch.utils.tensorboard")
         self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=rounds_done + 1)
 
@@ -47,7 +47,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run in offline mode in ``wandb/``: nothing is sent before somebody calls ``wandb sync``."""
 
-    def __init__(self, config: Config, folder: Path, rounds_done: int) -> None:  # noqa: ARG002 - it counts itself
+    def __init__(self, config: Config, folder: Path) -> None:
         self._run = importlib.import_module("wandb").init(
             project="fedloom",
             name=folder.name,
@@ -66,7 +66,10 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {  # (config, folder, rounds that are done)
+    "tensorboard": lambda _, folder, rounds_done: TensorBoard(folder, rounds_done),
+    "wandb": lambda config, folder, _: WeightsAndBiases(config, folder),
+}
 
 
 def check_trackers(config: Config) -> None:

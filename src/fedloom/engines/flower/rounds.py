@@ -10,11 +10,10 @@ from typing import Any, Literal
 import torch
 
 from fedloom.engines.base import (
-    NO_SECRETS,
     FederationState,
+    Job,
     Result,
     RoundReport,
-    Secrets,
     SiloState,
     conclude,
     received_by,
@@ -121,15 +120,10 @@ class FlowerEngine:
         self._wire.close()
         self._server.close()
 
-    def round(
-        self,
-        state: FederationState,
-        context: RoundContext,
-        on_silo: Callable[[Result], None],
-        secrets: Secrets = NO_SECRETS,  # noqa: ARG002 - each silo has its own
-    ) -> tuple[FederationState, RoundReport]:
+    def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """One round, with the updates of those who sent a good one in time."""
-        progress = _Progress(state, context, on_silo)
+        state, context = job.state, job.context
+        progress = _Progress(state, context, job.on_silo)
         for owed in (self._owed[silo] for silo in context.participants if silo in self._owed):
             owed.delays = owed.delays or context.round
         while not self._over(progress):
