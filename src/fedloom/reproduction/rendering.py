@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean, stdev
 
+from fedloom import templating
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.reports.charts import Curve, row_chart
 from fedloom.reproduction.figures import FIGURES
@@ -49,7 +49,7 @@ def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
         page, (start, end) = page_of(paper, table), marks(table.name)
         before = page.read_text(encoding="utf-8")
         head, _, rest = before.partition(start)
-        text = f"{head}{start}\n\n{render(table, results, paper)}\n{end}{rest.partition(end)[2]}"
+        text = f"{head}{start}\n\n{render(table, results, paper)}{end}{rest.partition(end)[2]}"
         for path, old, new in ((page, before, text), *_curve(table, results, paper)):
             if new != old:
                 path.parent.mkdir(exist_ok=True)
@@ -60,10 +60,12 @@ def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
 
 def render(table: Table, results: Results, paper: Path) -> str:
     """All parts of a table, and its curve."""
-    lines = [line for part in table.parts for line in _part(table, part, results, paper)]
-    for path, _, _ in _curve(table, results, paper):
-        lines += [f"![{table.curve.column}, by {table.curve.across}]({path.relative_to(paper)})", ""]
-    return "\n".join(lines)
+    values = {
+        "curve": table.curve,
+        "files": [path.relative_to(paper) for path, _, _ in _curve(table, results, paper)],
+        "parts": [_part(table, part, results, paper) for part in table.parts],
+    }
+    return templating.render("reproduction/templates/table.md", values)
 
 
 def _curve(table: Table, results: Results, paper: Path) -> Iterator[tuple[Path, str, str]]:
@@ -81,37 +83,46 @@ def _curve(table: Table, results: Results, paper: Path) -> Iterator[tuple[Path, 
         yield path, before, f"{row_chart(curves, table.curve.across, column.title)}\n"
 
 
-def _part(table: Table, part: Part, results: Results, paper: Path) -> Iterator[str]:
+@dataclass(frozen=True)
+class RenderedPart:
+    """What a page says of a part of a table."""
+
+    title: str
+    about: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    orders: Mapping[str, Sequence[str]]  # names of rows by each compared column, the lowest first
+    machines: Mapping[str, int]  # how many runs each has measured
+    pictures: Mapping[str, Path]
+
+
+def _part(table: Table, part: Part, results: Results, paper: Path) -> RenderedPart:
     lines = [Line(table, row, results.of(row.identity)) for row in part.rows]
     columns = shown(table, lines)
     ratios = [ratio for ratio in _ratios(table, part, results) if ratio.column in columns]
-    headers = ["row", *(column.title for column in columns), *(ratio.title for ratio in ratios)]
-    yield from (f"**{part.title}**", "")
-    if part.about:
-        yield from (part.about, "")
+    titles = (*(column.title for column in columns), *(ratio.title for ratio in ratios))
     done = [result for line in lines for result in line.results]
     usual = next((place for place, _ in Counter(map(_place, done)).most_common(1)), "")
-    yield _cells([*headers, "seeds", "seconds a run", "command"])
-    yield "|" + "---|" * (len(headers) + 3)
-    for line in lines:
-        shares = [ratio.cell(line) for ratio in ratios]
-        tail = [line.seeds, line.seconds(usual), f"`{line.row.command or f'fedloom reproduce {table.name}'}`"]
-        yield _cells([line.row.name, *(line.cell(column) for column in columns), *shares, *tail])
-    yield ""
-    if order := _order(table, lines):
-        yield from (f"- {sentence}" for sentence in order)
-        yield ""
-    if done:
-        machines = Counter(map(_machine, done))
-        yield (
-            "Measured on "
-            + "; ".join(f"{name} ({count} run{'s' * (count > 1)})" for name, count in machines.items())
-            + "."
-        )
-        yield ""
-    for figure in FIGURES:
-        if (path := figure.path(paper, part)) and path.is_file():
-            yield from (f"![{figure.shows}: {part.title}]({path.relative_to(paper)})", "")
+    paths = {f"{figure.shows}: {part.title}": figure.path(paper, part) for figure in FIGURES}
+    return RenderedPart(
+        part.title,
+        part.about,
+        headers=("row", *titles, "seeds", "seconds a run", "command"),
+        rows=[
+            (
+                line.row.name,
+                *(line.cell(column) for column in columns),
+                *(ratio.cell(line) for ratio in ratios),
+                line.seeds,
+                line.seconds(usual),
+                f"`{line.row.command or f'fedloom reproduce {table.name}'}`",
+            )
+            for line in lines
+        ],
+        orders=_orders(table, lines),
+        machines=Counter(map(_machine, done)),
+        pictures={title: path.relative_to(paper) for title, path in paths.items() if path and path.is_file()},
+    )
 
 
 def shown(table: Table, lines: Sequence[Line]) -> list[Column]:
@@ -201,16 +212,13 @@ def _ratios(table: Table, part: Part, results: Results) -> list[Ratio]:
     return [Ratio(table.column(title), reference) for title in table.compared]
 
 
-def _order(table: Table, lines: Sequence[Line]) -> list[str]:
+def _orders(table: Table, lines: Sequence[Line]) -> dict[str, list[str]]:
     """Rows that have both compared values, by each of them."""
     columns = [table.column(title) for title in table.compared]
     both = [line for line in lines if all(line.number(column) is not None for column in columns)]
     if len(both) < 2:
-        return []
-    return [
-        f"Order by {column.title}: " + " < ".join(line.row.name for line in _sorted(both, column)) + "."
-        for column in columns
-    ]
+        return {}
+    return {column.title: [line.row.name for line in _sorted(both, column)] for column in columns}
 
 
 def _sorted(lines: Sequence[Line], column: Column) -> list[Line]:
@@ -239,7 +247,3 @@ def _place(result: Result) -> str:
     """The device that a run was measured on, and the one that it was trained on if that is another."""
     elsewhere = result.measured_on and result.measured_on != result.device
     return f"{result.measured_on} (trained on {result.device})" if elsewhere else result.device
-
-
-def _cells(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(re.sub(r"\|", r"\\|", text) for text in texts) + " |"
