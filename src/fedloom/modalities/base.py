@@ -40,6 +40,10 @@ class Modality:
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all
     is_picture: bool = False  # whether a record's tile is the whole record, so that a PNG file can hold it
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name: another process finds it in its own registry."""
+        return modality_of, (self.name, ())
+
     def shows(self, shape: Shape) -> bool:
         """Whether records of that shape have tiles."""
         return self.tiles(torch.zeros(1, *shape)) is not None
