@@ -33,6 +33,9 @@ def init(
     ],
     address: Annotated[str, typer.Option(help="Where silos reach the server, host:port.", show_default=False)],
     shape: Annotated[str, typer.Option(help="The size of one record, such as 1,28,28.", show_default=False)],
+    modality: Annotated[
+        str, typer.Option(help="What a record is.", show_default="image or vector, as the shape says")
+    ] = "",
     classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
     name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
     records: Annotated[
@@ -45,11 +48,16 @@ def init(
     from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
 
+    if modality:
+        from fedloom.modalities.base import MODALITIES
+
+        MODALITIES.get(modality, "--modality")
     charter = Charter(
         name=name or folder.resolve().name.lower(),
         address=address,
         silos=dict(map(_with_group, _names(silos))),
         shape=tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape)),
+        modality=modality,
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
     )
@@ -136,6 +144,9 @@ def serve(
 def join(
     folder: SiloDir,
     data: Annotated[Path, typer.Option(help="The silo's records: an .npz file or a folder.", show_default=False)],
+    source: Annotated[
+        str, typer.Option(help="How to read them: a data set's name.", show_default="npz, or images in a folder")
+    ] = "",
 ) -> None:
     """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
     from fedloom.deployment.homes import SiloHome
@@ -144,7 +155,7 @@ def join(
 
     require_flower()
     home = SiloHome.open(folder)
-    with _stop_signals(), Joining(home, data, say) as joining:
+    with _stop_signals(), Joining(home, data, say, source=source) as joining:
         say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
         _tend_until_stopped(joining.tend)
 

@@ -26,6 +26,7 @@ class Charter:
     address: str  # where silos reach the server, host:port
     silos: dict[str, str]  # name -> group; their order numbers both
     shape: tuple[int, ...]  # of one record
+    modality: str = ""  # what a record is; empty: an image or a vector, as its shape says
     classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
     # The most records that each silo will ever claim, which are its weight; empty: all silos weigh the same.
     records: dict[str, int] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class Charter:
             "name": self.name,
             "address": self.address,
             "shape": list(self.shape),
+            "modality": self.modality,
             "classes": list(self.classes),
             "silos": dict(self.silos),
             "records": dict(self.records),
@@ -102,7 +104,8 @@ class Charter:
         from fedloom.federation.records import Federation, RemoteSilo
 
         silos = tuple(
-            RemoteSilo.of(name, (self.groups.index(group),), self.shape) for name, group in self.silos.items()
+            RemoteSilo.of(name, (self.groups.index(group),), self.shape, self.modality)
+            for name, group in self.silos.items()
         )
         test = silos[0].train if public is None else self._public(public)
         return Federation(self.name, silos, test, self.groups, self.classes)
@@ -125,6 +128,10 @@ class Charter:
         """Records with the charter's numbers for classes and the group; further attributes have no common meaning."""
         import torch
 
+        from fedloom.modalities.base import modality_of
+
+        if records.modality != (wanted := modality_of(self.modality, self.shape)):
+            raise DataError(f"'{source.name}' holds {records.modality.plural}, the charter says {wanted.plural}")
         if records.shape != self.shape:
             raise DataError(f"'{source.name}' holds records of shape {records.shape}, the charter says {self.shape}")
         foreign = sorted(set(source.classes) - set(self.classes)) if self.classes else []
@@ -145,8 +152,11 @@ class Charter:
         return replace(self._records(public, public.test, 0), group=group)
 
 
-def load_records(path: Path) -> Dataset:
-    """A silo's records: an .npz file, or a folder of images or of one folder for each class."""
-    from fedloom.federation.files import load_npz, load_own_images
+def load_records(path: Path, source: str = "") -> Dataset:
+    """A silo's records: those of a source, else an .npz file, or a folder of images or of one folder for each class."""
+    from fedloom.federation.files import load_own_images
+    from fedloom.federation.sources import SOURCES
 
-    return load_npz(str(path)) if path.suffix == ".npz" else load_own_images(str(path))
+    if not source and path.suffix != ".npz":
+        return load_own_images(str(path))
+    return SOURCES.get(source or "npz", "--source").load(str(path))

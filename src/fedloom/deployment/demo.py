@@ -56,6 +56,7 @@ def settle(
         address=address,
         silos=groups,
         shape=federation.shape,
+        modality=federation.modality.name,
         classes=federation.classes,
         records={silo.name: len(silo) for silo in federation.silos},
     )
@@ -79,7 +80,7 @@ def settle(
 def write_records(path: Path, federation: Federation, train: Records, test: Records) -> None:
     """Records as an .npz file that says what they are by name."""
     groups, classes = np.array(federation.groups), np.array((*federation.classes, ""))
-    arrays = {}
+    arrays = {"modality": np.array(federation.modality.name)}
     for split, records in (("train", train), ("test", test)):
         arrays[f"x_{split}"] = records.x.numpy()
         arrays[f"group_{split}"] = groups[records.group.numpy()]

@@ -35,6 +35,7 @@ class Joining:
     data: Path
     say: Callable[[str], None]
     registry: Path = field(default_factory=registry_folder)
+    source: str = ""  # of the records, where the data do not speak for themselves
     household: Household = field(default_factory=Household)
 
     def __enter__(self) -> Joining:
@@ -86,6 +87,7 @@ class Joining:
             str(home),
             str(data),
             str(self._runtime / "worker"),
+            self.source,
         ]
         rights = Rights(
             writes=(home, self._runtime, self.registry.resolve()),

@@ -25,7 +25,7 @@ from fedloom.registry import allow_only
 log = logging.getLogger(__name__)
 
 
-def service(home: SiloHome, data: Path) -> SiloService:
+def service(home: SiloHome, data: Path, source: str = "") -> SiloService:
     """The silo with its records, held to its policy as the file says at each task."""
 
     def refuse(objection: str) -> None:
@@ -47,11 +47,11 @@ def service(home: SiloHome, data: Path) -> SiloService:
 
     policy()
     charter = home.invitation.charter
-    federation = charter.at_a_silo(home.name, load_records(data))
+    federation = charter.at_a_silo(home.name, load_records(data, source))
     return SiloService(home.path, federation, charter.index(home.name), screening, agreement)
 
 
-def main(home: str, data: str, socket: str) -> None:
+def main(home: str, data: str, socket: str, source: str = "") -> None:
     """Serve until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -59,7 +59,7 @@ def main(home: str, data: str, socket: str) -> None:
     # comes before torch has other threads, which take it over from the one that starts them.
     torch.set_flush_denormal(True)
     try:
-        answering = service(SiloHome.open(Path(home)), Path(data))
+        answering = service(SiloHome.open(Path(home)), Path(data), source)
     except FedloomError as error:
         log.error("%s", error)
         sys.exit(2)

@@ -40,7 +40,7 @@ class DomainClassifier:
         x, target = table.values, functional.one_hot(table.group, groups).to(torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(streams.torch_seed("domain-classifier/init"))
-            network = _network(x, groups)
+            network = (_of_pictures if table.modality.is_picture else _of_numbers)(x, groups)
         network.to(x.device)
         optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, total_steps=steps)
@@ -124,12 +124,15 @@ class _Standardise(nn.Module):
         return (x - self.mean) / self.scale
 
 
-def _network(x: Tensor, groups: int) -> nn.Module:
-    """Two strided convolutions for images (pooled to 32x32 at most), one hidden layer for the rest."""
-    if x.dim() != 4:
-        width = math.prod(x.shape[1:])
-        hidden = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, groups))
-        return nn.Sequential(nn.Flatten(), _Standardise(x.flatten(1)), hidden)
+def _of_numbers(x: Tensor, groups: int) -> nn.Module:
+    """One hidden layer."""
+    width = math.prod(x.shape[1:])
+    hidden = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, groups))
+    return nn.Sequential(nn.Flatten(), _Standardise(x.flatten(1)), hidden)
+
+
+def _of_pictures(x: Tensor, groups: int) -> nn.Module:
+    """Two strided convolutions, on images that are pooled to 32x32 at most."""
     channels, height, width = x.shape[1:]
     return nn.Sequential(
         _Standardise(x),

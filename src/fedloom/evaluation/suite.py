@@ -372,6 +372,11 @@ class Evaluator:
         for name in self.config.metrics:
             if name not in METRICS:
                 raise ConfigError("evaluation.metrics: " + unknown("metric", name, METRICS))
+            if (sensible := self.federation.modality.metrics) and name not in sensible:
+                raise ConfigError(
+                    f"evaluation.metrics: metric '{name}' makes no sense of {self.federation.modality.plural} "
+                    f"(allowed: {', '.join(sensible)})"
+                )
         if ON_FEATURES & set(self.config.metrics):
             backbone = self.real.extractor.backbone
             trial = backbone.features(self.federation.test.take(torch.arange(1)).values)

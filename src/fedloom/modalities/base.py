@@ -36,9 +36,9 @@ class Modality:
     encode: Callable[[Tensor], NDArray[Any]]  # values that models made, as stored
     tiles: Callable[[Tensor], Tiles | None]  # each record as a small picture; None where it has none
     likelihoods: Mapping[str, Callable[[float], Likelihood]]  # for ``model.likelihood``, given ``model.variance``
-    formats: tuple[str, ...] = ("npz", "parquet")  # of a synthetic data set
+    values: str = ""  # what the numbers of a record are, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all
-    is_picture: bool = False  # whether a record's tile is the whole record, so that a PNG file can hold it
+    is_picture: bool = False  # whether it has channels, height and width, so that a PNG file may hold the whole record
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name: another process finds it in its own registry."""
@@ -62,4 +62,7 @@ MODALITIES: Registry[Modality] = Registry(
 
 def modality_of(name: str, shape: Shape) -> Modality:
     """By name; records that name no modality are images where they have height and width, else vectors."""
-    return MODALITIES[name or ("image" if len(shape) in (2, 3) else "vector")]
+    name = name or ("image" if len(shape) in (2, 3) else "vector")
+    if name not in MODALITIES:  # names come from files, which must not say what is to be imported
+        raise ConfigError(unknown("modality", name, MODALITIES))
+    return MODALITIES[name]

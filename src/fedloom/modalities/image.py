@@ -46,6 +46,6 @@ MODALITY = Modality(
     encode=encode,
     tiles=tiles,
     likelihoods=LIKELIHOODS,
-    formats=("folder", "npz", "parquet"),
+    values="pixels in [0, 1]",
     is_picture=True,
 )

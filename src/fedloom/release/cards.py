@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 import fedloom
+from fedloom.modalities.base import MODALITIES
 from fedloom.privacy.ledger import told
 from fedloom.release.formats import DATA_FILES
 from fedloom.release.provenance import FLAG, Provenance
@@ -56,6 +57,7 @@ def model_card(provenance: Provenance, contents: Mapping[str, Any], use: str) ->
     }
     ways = contents["pathways"]
     values = {
+        "meaning": MODALITIES[contents["modality"]].values,
         "groups_named": ", ".join(contents["groups"]),
         "labelled": any("label" in way["inputs"] for way in ways.values()),
         "pathways": [

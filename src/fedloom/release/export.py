@@ -88,6 +88,7 @@ def export(
         "format": form,
         "groups": list(generator.groups),
         "classes": list(generator.classes),
+        "modality": generator.kind,
         "shape": list(shape),
         "pathways": {name: _described(generator.method.pathways[name]) for name in generator.pathways},
         "licence": licence,

@@ -13,14 +13,14 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from fedloom.errors import ConfigError, MissingExtraError
+from fedloom.modalities.base import Modality, modality_of
 from fedloom.release.parcel import file_names
-
-IMAGE_CHANNELS = (1, 3)  # grey and colour, which every reader of PNG files understands alike
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,21 @@ class Kind:
     shape: tuple[int, ...]
     groups: tuple[str, ...]
     classes: tuple[str, ...]  # empty where records have no label
+    name: str = ""  # of its modality; "": that which its shape speaks for
 
     @property
-    def is_image(self) -> bool:
-        """Whether its values are pixels in [0, 1], of however many channels."""
-        return len(self.shape) == 3
+    def modality(self) -> Modality:
+        """All that depends on it."""
+        return modality_of(self.name, self.shape)
 
     @property
     def fits_png(self) -> bool:
         """Whether it is an image that can be seen."""
-        return self.is_image and self.shape[0] in IMAGE_CHANNELS
+        return self.modality.is_picture and self.modality.shows(self.shape)
 
-    def stored(self, x: Tensor) -> NDArray[Any]:
-        """As fedloom reads them: pixels as uint8, which stand for x / 255, anything else as float32."""
-        values: NDArray[Any] = ((x.clamp(0, 1) * 255).round().byte() if self.is_image else x.float()).cpu().numpy()
-        return values
+    def numbers(self, x: Tensor) -> NDArray[Any]:
+        """As a table holds them: as they are stored, but pixels that are no PNG file as precise as they were made."""
+        return x.float().cpu().numpy() if self.modality.is_picture else self.modality.encode(x)
 
 
 class Writer(Protocol):
@@ -84,7 +84,7 @@ class FolderWriter:
         """Files, and a line for each."""
         place = self._data / self._groups[group] / (self._classes[label] if label else "")
         place.mkdir(parents=True, exist_ok=True)
-        for pixels in self._kind.stored(x):
+        for pixels in self._kind.modality.encode(x):
             file = place / f"{self._count:06d}.png"
             file.write_bytes(_png(pixels))
             row = {"file_name": file.relative_to(self._data).as_posix(), "group": group}
@@ -107,13 +107,14 @@ class NpzWriter:
 
     def add(self, x: Tensor, group: str, label: str) -> None:
         """They wait in memory."""
-        self._x.append(self._kind.stored(x))
+        self._x.append(self._kind.modality.encode(x))
         self._groups += [group] * len(x)
         self._labels += [label] * len(x)
 
     def close(self) -> None:
         """Write all of them."""
         arrays = {"x_train": np.concatenate(self._x), "group_train": np.array(self._groups)}
+        arrays["modality"] = np.array(self._kind.modality.name)
         if self._kind.classes:
             arrays["y_train"] = np.array(self._labels)
         with (self._folder / "data.npz").open("wb") as file:
@@ -133,9 +134,10 @@ class ParquetWriter:
             value = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
             features = {"image": {"_type": "Image"}} | features
         else:
-            value = pa.list_(pa.float32(), length)
+            dtype = kind.numbers(torch.zeros(1, *kind.shape)).dtype
+            value = pa.list_(pa.from_numpy_dtype(dtype), length)
             features = {
-                "values": {"feature": {"dtype": "float32", "_type": "Value"}, "length": length, "_type": "List"}
+                "values": {"feature": {"dtype": str(dtype), "_type": "Value"}, "length": length, "_type": "List"}
             } | features
         columns = [(next(iter(features)), value), *((column, pa.int64()) for column in names)]
         told = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -148,9 +150,9 @@ class ParquetWriter:
         """A row group."""
         first = self._schema.names[0]
         rows: list[Any] = (
-            [{"bytes": _png(pixels), "path": None} for pixels in self._kind.stored(x)]
+            [{"bytes": _png(pixels), "path": None} for pixels in self._kind.modality.encode(x)]
             if self._kind.fits_png
-            else x.float().flatten(1).cpu().numpy().tolist()
+            else self._kind.numbers(x).reshape(len(x), -1).tolist()
         )
         table = {first: rows, "group": [self._numbers["group"][group]] * len(x)}
         if label:

@@ -66,11 +66,12 @@ def synthesize(
     check_risk(provenance, run.folder, accept_risk)
     way, labelled = generator.method.pathways[pathway], generator.method.pathways[pathway].labelled
     shape = tuple(generator.sample(1, group=generator.groups[0], pathway=pathway).shape[1:])
-    kind = Kind(shape, generator.groups, generator.classes if labelled else ())
+    kind = Kind(shape, generator.groups, generator.classes if labelled else (), generator.kind)
     contents = {
         "kind": "dataset",
         "format": order.form,
         "records": order.records,
+        "modality": kind.modality.name,
         "shape": list(shape),
         "labels": _labels(order) if labelled else None,
         "pathway": {"name": pathway, "summary": way.summary},
