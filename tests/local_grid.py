@@ -72,7 +72,7 @@ class LocalGrid:
 def remote(federation: Federation, at: int | None = None) -> Federation:
     """A federation as its server sees it, or as the silo ``at`` does, which has its own records."""
     silos = tuple(
-        silo if number == at else RemoteSilo.of(silo.name, silo.groups, federation.shape)
+        silo if number == at else RemoteSilo.of(silo.name, silo.groups, federation.shape, federation.modality.name)
         for number, silo in enumerate(federation.silos)
     )
     return replace(federation, silos=silos, test=federation.test.take(torch.tensor([], dtype=torch.int64)))

@@ -1,0 +1,171 @@
+"""A third modality, as one file and one preset: everything that is done with records is done with its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from torch import distributions
+
+from engines.killing import train_until_write
+from fedloom.cli import main
+from fedloom.config import Config, load_config
+from fedloom.deployment.charter import Charter, load_records
+from fedloom.errors import ConfigError, DataError
+from fedloom.experiment import Experiment, Run, load, resume, train
+from fedloom.federation.building import build_federation
+from fedloom.modalities.base import MODALITIES
+from fedloom.release.export import export, load_generators
+from fedloom.release.synthesis import Order, synthesize
+from fedloom.reports.report import write_report
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.streams import Streams
+from local_grid import Deployment
+from modalities.toy import FILES, RATES, STEPS, installed, write_counts
+from support import assert_same_run, equal_bits
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with installed(tmp_path_factory.mktemp("installed") / "site"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_counts(tmp_path_factory.mktemp("data") / "counts.npz")
+
+
+def config_of(data: Path, *overrides: str) -> Config:
+    small = ("engine.name=reference", "engine.workers=1", "engine.threads=1", "evaluation.trackers=[]")
+    return load_config(str(FILES[1]), [f"data.path={data}", *small, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(config_of(data), tmp_path_factory.mktemp("counts") / "run")
+
+
+def test_it_takes_one_file_and_one_preset() -> None:
+    assert [file.name for file in FILES] == ["counts.py", "counts.toml"]
+    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"image", "vector"}, "counts==1.0")
+    assert Path(sys.modules[type(MODALITIES["counts"].likelihood("poisson", 0.5)).__module__].__file__ or "").name == (
+        "counts.py"
+    )
+
+
+def test_its_likelihood_is_that_of_torch() -> None:
+    x = torch.tensor([[0.0, 1.0, 7.0], [3.0, 0.0, 2.0]])
+    output = torch.tensor([[-1.0, 0.0, 2.0], [0.5, -3.0, 1.0]])
+    expected = -distributions.Poisson(output.exp()).log_prob(x).sum(dim=1)
+    torch.testing.assert_close(MODALITIES["counts"].likelihood("poisson", 0.5).negative_log(x, output), expected)
+
+
+@pytest.mark.parametrize("method", ["fedvae", "fissionvae"])
+def test_it_is_learned(data: Path, method: str, tmp_path: Path) -> None:
+    overrides = (f"method.name={method}", "rounds=20", "local.epochs=4", "evaluation.metrics=[]")
+    made = train(config_of(data, *overrides), tmp_path / "run")
+    assert made.folder.status["state"] == "finished"
+    means = {group: made.sample(500, group=group, seed=1).mean(dim=0) for group in RATES}
+    if method == "fissionvae":  # a decoder for each group
+        for group, rates in RATES.items():
+            torch.testing.assert_close(means[group], torch.tensor(rates), rtol=0.25, atol=0.5)
+    else:
+        torch.testing.assert_close(means["ct"], torch.tensor(list(RATES.values())).mean(dim=0), rtol=0.3, atol=0.5)
+
+
+def test_engines_learn_the_same_and_a_run_goes_on(run: Run, data: Path, tmp_path: Path) -> None:
+    fused = train(config_of(data, "engine.name=fused"), tmp_path / "fused")
+    for name, tensor in load_checkpoint(run.folder.path).server.items():
+        torch.testing.assert_close(load_checkpoint(fused.folder.path).server[name], tensor, rtol=1e-3, atol=1e-4)
+    config = config_of(data, "evaluation.metrics=[]")
+    train(config, tmp_path / "whole")
+    train_until_write(config, tmp_path / "killed", 16)
+    assert 0 < RunFolder.open(tmp_path / "killed").rounds_done < 3
+    resume(tmp_path / "killed")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_it_is_measured_shown_and_reported(run: Run, tmp_path: Path) -> None:
+    metrics = run.metrics()[-1]
+    for kind in ("spread/pixels/n20/group=ct", "nll/nats/n20/group=mri", "frechet/pixels/n20/group=ct"):
+        assert np.isfinite(metrics[kind])
+    assert run.evaluate(round_number=3)
+    grid = run.folder.path / "samples" / "round-0003" / "ct.png"
+    assert Image.open(grid).size == (2 + 8 * (3 * STEPS + 2), 2 + 8 * (16 + 2))  # 64 tiles
+    write_report([load(run.folder.path)], tmp_path / "report.html")
+    panels = json.loads((tmp_path / "report.json").read_text())["runs"][0]["panels"]
+    for name in ("reconstructions", "interpolations", "latent-space", "nearest-neighbours"):
+        assert panels[name]["missing"] == ""
+
+
+def test_what_makes_no_sense_of_it_is_named(data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric 'domain' makes no sense of sequences of counts \(allowed: spread, "):
+        Experiment.of(config_of(data, "evaluation.metrics=['domain']")).begin("never")
+    with pytest.raises(ConfigError, match=r"unknown likelihood 'bernoulli' \(allowed: poisson\)"):
+        Experiment.of(config_of(data, "model.likelihood=bernoulli"))
+    with pytest.raises(ConfigError, match=r"'fedgan' needs images, but the records .* are sequences of counts$"):
+        Experiment.of(config_of(data, "method.name=fedgan"))
+
+
+def test_its_releases_hold_whole_numbers(run: Run, tmp_path: Path) -> None:
+    for form in ("npz", "parquet"):
+        synthesize(run, tmp_path / form, Order(records=40, form=form), accept_risk=True)
+    stored = np.load(tmp_path / "npz" / "data.npz")
+    seed = Streams(0).torch_seed("synthesize/", silo=0)
+    expected = torch.cat([run.sample(20, group=group, seed=seed) for group in RATES]).round().to(torch.int32).numpy()
+    assert (stored["x_train"].dtype, str(stored["modality"])) == (np.int32, "counts")
+    assert np.array_equal(stored["x_train"], expected)
+    table = pyarrow.parquet.read_table(next((tmp_path / "parquet" / "data").glob("*.parquet")))
+    assert table["values"].to_pylist() == expected.tolist()
+    again = config_of(tmp_path / "npz" / "data.npz", "data.partition=groups", "data.silos=1")
+    assert build_federation(again.data, Streams(0)).modality is MODALITIES["counts"]
+    with pytest.raises(ConfigError, match="folder holds images of 1 or 3 channels, and these records have shape"):
+        synthesize(run, tmp_path / "folder", Order(records=4, form="folder"), accept_risk=True)
+
+
+def test_its_generators_read_back_sample_the_same(run: Run, tmp_path: Path) -> None:
+    export(run, tmp_path / "out", "safetensors", accept_risk=True)
+    assert torch.equal(load_generators(tmp_path / "out").sample(5, group="ct"), run.sample(5, group="ct"))
+    assert "expected counts" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_silos_at_home_learn_what_the_simulation_learns(run: Run, data: Path, tmp_path: Path) -> None:
+    config = config_of(data)
+    Deployment(tmp_path, config, build_federation(config.data, Streams(config.seed))).run()
+    assert equal_bits(load_checkpoint(tmp_path / "server").server, load_checkpoint(run.folder.path).server)
+
+
+def test_a_silo_of_another_modality_is_refused(data: Path, tmp_path: Path) -> None:
+    charter = Charter(name="f", address="f:1", silos={"a": "ct", "b": "mri"}, shape=(STEPS,), modality="counts")
+    assert charter.at_a_silo("a", load_records(data)).modality is MODALITIES["counts"]
+    np.savez(tmp_path / "own.npz", x_train=np.ones((4, STEPS)))
+    with pytest.raises(DataError, match=r"^'own' holds vectors, the charter says sequences of counts$"):
+        charter.at_a_silo("b", load_records(tmp_path / "own.npz"))
+
+
+@pytest.mark.parametrize(
+    ("modality", "complaint"),
+    [
+        ("os:path", "unknown modality 'os:path' (allowed: counts, image, vector)"),
+        ("counts", "x_train of own.npz is float64 of shape (4, 5); give whole numbers of shape (n, steps)"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_ends_the_command(
+    modality: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("own.npz", x_train=np.ones((4, STEPS)), modality=modality)
+    monkeypatch.setattr(sys, "argv", ["fedloom", "run", "demo", "data.source=npz", "data.path=own.npz"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
