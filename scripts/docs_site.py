@@ -30,6 +30,7 @@ from fedloom.config import Config
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 from fedloom.registry import HOUSE
+from fedloom.sharing.merges import MERGES
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.
@@ -204,11 +205,21 @@ def catalogue() -> str:
         if rows:
             options = table(["option", "default", "allowed", "remarks"], rows)
             parts.append(f"{_text(recipe.options)}\n\n{options}\n")
+    parts.append("## Settings of merges\n\n" + table(["option", "default", "allowed", "remarks"], _merges()) + "\n")
     for kind in (kind for kind in Kind if kind not in (Kind.METHODS, Kind.PRESETS)):
         rows = [[f"`{name}`", summary] for name, summary in LISTINGS[kind]().items()]
         parts.append(f"## {kind.value.capitalize()}\n\n{table([kind.value[:-1], 'what it is'], rows)}\n")
     parts.append("## Presets\n\n" + table(["family", "presets", "an example"], _families()))
     return "".join(parts)
+
+
+def _merges() -> list[list[str]]:
+    """What each way to merge can be told."""
+    return [
+        [f"`server.merge.{found.name}` of `{name}`", *_described(merge, found, hint)]
+        for name, merge in MERGES.listed()
+        for _, _, found, hint in settings_of(merge)
+    ]
 
 
 def _families() -> list[list[str]]:

@@ -49,7 +49,7 @@ class MethodConfig:
 class MergeConfig:
     """How the copies of a block become one; ``server.merge = "median"`` is short for a table with that name."""
 
-    name: str = field(default="mean", metadata=the_short())  # "mean", "median", "trimmed-mean" or "norm-bound"
+    name: str = field(default="mean", metadata=the_short())  # 'fedloom list merges' names them
     options: dict[str, Any] = field(default_factory=dict, metadata=the_rest())  # in a file they stand beside the name
 
 

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     PARTITIONS = "partitions"
     NETWORKS = "networks"
     PRIORS = "priors"
+    MERGES = "merges"
     METRICS = "metrics"
     TABLES = "tables"
 
@@ -72,6 +73,12 @@ def _priors() -> dict[str, str]:
     return listing(PRIORS, lambda prior: prior.summary)
 
 
+def _merges() -> dict[str, str]:
+    from fedloom.sharing.merges import MERGES
+
+    return listing(MERGES, lambda merge: (merge.__doc__ or "").strip())
+
+
 def _metrics() -> dict[str, str]:
     from fedloom.evaluation.suite import METRICS
 
@@ -91,6 +98,7 @@ LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
     Kind.PARTITIONS: _partitions,
     Kind.NETWORKS: _networks,
     Kind.PRIORS: _priors,
+    Kind.MERGES: _merges,
     Kind.METRICS: _metrics,
     Kind.TABLES: _tables,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import Config
+from fedloom.errors import ConfigError
 from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
@@ -142,6 +144,16 @@ def initial_state(method: Method, federation: Federation, config: Config) -> Fed
         fresh = fresh_blocks(method, site, streams)
         merged.update({key: part for key, part in fresh.items() if method.plan.blocks[key.block].down is Down.MERGED})
     return FederationState(0, ServerState({**merged, **own.blocks}, own.memory), {})
+
+
+def check_merge(method: Method, federation: Federation) -> None:
+    """Refuse a way to merge that takes more copies of a block than there are silos that have it."""
+    plan, merge = method.plan, method.aggregator.merge
+    sites = [site_of(federation, silo) for silo in range(len(federation))]
+    copies = Counter(key for site in sites for block in plan.merged for key in plan.prefixes(block, site).values())
+    for key, count in copies.items():
+        if count < merge.least:
+            raise ConfigError(f"{merge.told} needs {merge.least} silos for block '{key}', which has {count}")
 
 
 def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:

@@ -32,7 +32,7 @@ class StackedMean:
         places = sent_ahead(torch.tensor(positions), next(iter(weights.values())).device)
         parts: list[Sum] = []
         for block, rule in self._plan.blocks.items():
-            if not rule.up or rule.scope not in (Scope.GLOBAL, Scope.GROUP):
+            if block not in self._plan.merged:
                 continue
             owners = [self._plan.prefixes(block, site) for site in sites]
             for prefix in owners[0]:  # the silos of a stack have their parameters under the same names

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig
-from fedloom.engines.base import Engine, initial_state, participants_of
+from fedloom.engines.base import Engine, check_merge, initial_state, participants_of
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.choice import device_of
 from fedloom.engines.distributed import of_sums
@@ -61,6 +61,7 @@ class Experiment:
         method = make_method(Setting.of(config, federation))
         if method.labelled:
             federation.require_labels(method.name)
+        check_merge(method, federation)
         return cls(config, federation, method)
 
     @cached_property

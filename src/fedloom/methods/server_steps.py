@@ -51,6 +51,10 @@ def with_aggregator(method: Method, config: Config) -> Method:
             f"server.merge = '{merge.name}' looks at what every silo sent, of which privacy.trust = 'distributed' "
             "shows the server the sum alone; use 'mean'"
         )
+    if merge.needs is Seen.EACH and not method.plan.merged:
+        raise ConfigError(
+            f"server.merge = '{merge.name}' has nothing to merge: method '{method.name}' averages no block"
+        )
     return replace(method, aggregator=Aggregator(merge, weights))
 
 
@@ -59,7 +63,7 @@ def with_server_step(method: Method, setting: Setting) -> Method:
     settings, plan = setting.config.server, method.plan
     source = next(iter(method.pathways.values()), None)
     needed = source.blocks if source else ()
-    averaged = [b for b, rule in plan.blocks.items() if rule.up and rule.scope in (Scope.GLOBAL, Scope.GROUP)]
+    averaged = plan.merged
     step = settings.step
     if source is not None and source.labelled and "distil" in step:
         raise ConfigError(f"server.step = '{step}' is not built for decoders that are told the class")

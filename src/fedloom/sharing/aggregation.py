@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from fedloom.errors import FedloomWarning
 from fedloom.sharing.plan import BlockKey, Scope, Seen, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
@@ -106,6 +108,7 @@ class Copies:
         return found
 
 
+@dataclass(frozen=True)
 class Merge(ABC):
     """How the copies of a block become one: a frozen dataclass, whose fields are settings of ``server.merge``."""
 
@@ -117,6 +120,12 @@ class Merge(ABC):
     def least(self) -> int:
         """How many copies it takes; where fewer come, the block stays as it was."""
         return 1
+
+    @property
+    def told(self) -> str:
+        """The setting, in words."""
+        settings = [f"{each.name} = {getattr(self, each.name)}" for each in fields(self)]
+        return f"server.merge = '{self.name}'" + f" with {', '.join(settings)}" * bool(settings)
 
     @abstractmethod
     def __call__(self, copies: Copies) -> Tensors:
@@ -170,12 +179,19 @@ class Aggregator:
                 if scope in (Scope.GLOBAL, Scope.GROUP):
                     weight = weight_of(update, key, scope, self.weighting, totals)
                     found.setdefault(key, []).append((tensors, weight))
-        copies = {
-            key: Copies([each for each, _ in pairs], [weight for _, weight in pairs], known.get(key, {}), self.sums)
-            for key, pairs in found.items()
-            if len(pairs) >= self.merge.least
-        }
-        return {key: self.merge(those) for key, those in copies.items()}
+        merged: dict[BlockKey, Tensors] = {}
+        for key, pairs in found.items():
+            if len(pairs) < self.merge.least:
+                warnings.warn(
+                    f"block '{key}' stays as it was in round {updates[0].round}: {self.merge.told} needs "
+                    f"{self.merge.least} copies, and {len(pairs)} came",
+                    FedloomWarning,
+                    stacklevel=2,
+                )
+                continue
+            each, weights = zip(*pairs, strict=True)
+            merged[key] = self.merge(Copies(each, weights, known.get(key, {}), self.sums))
+        return merged
 
     def _shown(self, updates: Sequence[Update], plan: SharingPlan, blocks: bool) -> list[Update]:
         """Single updates without what is seen as a sum alone, and without blocks that nobody asks for; the sum."""

@@ -114,6 +114,12 @@ class SharingPlan:
             changed[block] = choices[scope]
         return replace(self, blocks=changed)
 
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """The blocks of whose copies the server makes one."""
+        shared = (Scope.GLOBAL, Scope.GROUP)
+        return tuple(block for block, rule in self.blocks.items() if rule.up and rule.scope in shared)
+
     def summed(self) -> SharingPlan:
         """The plan where the server sees nothing but sums."""
         blocks = {block: replace(rule, seen=Seen.SUM) for block, rule in self.blocks.items()}

@@ -28,6 +28,8 @@ CASES = {
     "group decoders": ("method.name=fissionvae", "rounds=3", "participation.rate=0.6"),
     "private encoder and moments": ("sharing.scopes={encoder='silo'}", "local.keep_optimizer=true"),
     "dp-sgd": (*DP, "local.batch_size=8"),
+    "trimmed mean": ("method.name=fedvae", "server.merge.name=trimmed-mean", "sharing.weights=equal"),
+    "bounded moves": ("server.merge.name=norm-bound", "server.merge.bound=0.2", "participation.rate=0.6"),
     "align-fl": ALIGN,
     "private payloads": (*ALIGN, "server.latents=histogram", "server.components=3", *DP, "local.batch_size=8"),
 }

@@ -502,6 +502,21 @@ def test_a_busy_silo_delays_one_later_round_by_its_grace(tmp_path: Path, monkeyp
     assert third < 10
 
 
+@pytest.mark.parametrize(
+    ("merge", "expected"),
+    [("mean", (9.0 + 2.0**20) / 4), ("median", 4.0), ("trimmed-mean", 4.0)],  # 1, 2, 6 and poison
+)
+def test_a_poisoned_silo_ruins_the_mean_alone(tmp_path: Path, merge: str, expected: float) -> None:
+    """Nobody looks at norms here; what the silos trained is replaced by numbers that are easy to follow."""
+    overrides = ("method.name=fedvae", "rounds=1", "sharing.weights=equal", f"server.merge.name={merge}")
+    deployment = deployed(tmp_path, *overrides, norm_factor=0.0)
+    for name, value in zip(NAMES, (1.0, 2.0, 6.0, 2.0**20), strict=True):
+        deployment.grid.handlers[name] = constant(value, 40.0, deployment.grid.handlers[name], name)
+    server = server_of(deployment.run().folder.path)
+    assert server
+    assert all(torch.equal(tensor, torch.full_like(tensor, expected)) for tensor in server.values())
+
+
 def test_of_two_silos_one_that_moves_far_from_the_servers_copy_is_rejected(tmp_path: Path) -> None:
     deployment = deployed(tmp_path, "rounds=1")
     silo = deployment.grid.handlers[BAD]
