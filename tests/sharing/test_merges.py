@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.config import Config, load_config
-from fedloom.engines.base import initial_state
+from fedloom.engines.base import Job, initial_state
 from fedloom.engines.distributed import of_sums
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
@@ -144,7 +144,7 @@ def learned(engine: ReferenceEngine | FusedEngine, trained: Trainer) -> float:
     """The server's number after a round of all silos."""
     state = initial_state(trained.method, trained.federation, trained.config)
     everybody = tuple(range(len(trained.federation)))
-    state, _ = engine.round(state, RoundContext(1, 1, everybody), lambda _: None)
+    state, _ = engine.round(Job(state, RoundContext(1, 1, everybody), lambda _: None))
     engine.close()
     return state.server.blocks[BlockKey("body", "all")]["weight"].item()
 
