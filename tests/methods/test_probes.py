@@ -98,7 +98,7 @@ class TestPrivateEncoder:
         method, config = probes.private_encoder(), tiny_config()
         engine = ReferenceEngine(Trainer(config, method, FEDERATION))
         _, first = after_a_round(method)
-        second, _ = engine.round(first, RoundContext(2, 3, (1,)), lambda _: None)
+        second, _ = engine.round(Job(first, RoundContext(2, 3, (1,)), lambda _: None))
         assert equal_bits(second.silos[0].tensors, first.silos[0].tensors)
         assert not equal_bits(second.silos[1].tensors, first.silos[1].tensors)
 
