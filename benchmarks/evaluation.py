@@ -23,7 +23,9 @@ from fedloom.backbones.catalogue import load_backbone
 from fedloom.config import EvaluationConfig, load_config
 from fedloom.engines.base import initial_state
 from fedloom.errors import FedloomWarning
-from fedloom.evaluation.suite import METRICS, ON_FEATURES, Evaluator
+from fedloom.evaluation.metric import METRICS
+from fedloom.evaluation.needs import FEATURES
+from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.methods.generator import Generator
@@ -92,7 +94,7 @@ def evaluate(
         evaluation = evaluator.evaluation(generator)
         for name in metrics:
             before = counter.images
-            seconds = seconds_of(partial(METRICS[name], evaluation))
+            seconds = seconds_of(partial(METRICS[name].measure, evaluation))
             found[name] = seconds, counter.images - before
     return found
 
@@ -111,7 +113,7 @@ def main() -> None:
 
     experiment, generator = prepared(images)
     settings = EvaluationConfig(samples=images // 2, backbone=options.backbones[0])
-    on_features = sorted(ON_FEATURES)
+    on_features = sorted(name for name in METRICS if FEATURES in METRICS[name].needs)
     shared = evaluate(experiment, generator, on_features, settings, options.device)
     apart = [evaluate(experiment, generator, [name], settings, options.device)[name] for name in on_features]
     sharing = [

@@ -17,7 +17,7 @@ import torch
 from common import keep, show
 from fedloom import load_config, train
 from fedloom.errors import FedloomWarning
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
 from fedloom.experiment import Run
 from fedloom.runs.metrics import is_metric
 

@@ -17,7 +17,7 @@ from markdown_it.token import Token
 
 from fedloom.cli import app
 from fedloom.config import load_config
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
 from fedloom.settings import parse
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedloom.config import Config, load_config
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.presets import preset_names

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom.config import Config, load_config
 from fedloom.engines.training import local_steps
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
 from fedloom.federation.rounds import Site
 from fedloom.federation.sources import SOURCES
 from fedloom.methods.base import Method, Setting, make_method

@@ -19,7 +19,7 @@ import fedloom
 from documentation import COMMAND, ROOT
 from fedloom.cli.catalogue import LISTINGS, Kind
 from fedloom.config import Config
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 
@@ -98,7 +98,7 @@ def test_every_metric_has_a_definition_and_no_other_has_one() -> None:
     headings = re.findall(
         r"^## `(.+)`$", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert headings == list(METRICS)
+    assert sorted(headings) == sorted(METRICS)
 
 
 def test_who_chooses_a_method_is_told_of_all() -> None:

@@ -213,10 +213,11 @@ def test_compare_puts_runs_side_by_side(
 
     marked = fedloom("compare", one, two).stdout.replace("\x1b[1;32m", "<").replace("\x1b[0m", "")
     lines = [line.split() for line in marked.splitlines()]
-    assert lines[1] == [BLEND, "a", "0.75", "<0.125"]
-    assert lines[2] == [HIT, "a", "0.5", "<", "1"]  # padded to the width of its column
-    assert lines[3] == [HIT, "b", "0.25", "-"]
-    assert lines[4] == ["oddity/x/n1", "3", "-"]
+    blend, hit = "Samples that look blended (domain-cnn)", "Samples in their own group (domain-cnn)"
+    assert lines[1] == [*f"{blend} group a 100 samples".split(), "0.75", "<0.125"]
+    assert lines[2] == [*f"{hit} group a 100 samples".split(), "0.5", "<", "1"]  # padded to the width of its column
+    assert lines[3] == [*f"{hit} group b 100 samples".split(), "0.25", "-"]
+    assert lines[4] == ["oddity/x", "all", "1", "3", "-"]
     assert "37.5% in one, 100.0% in two." in " ".join(" ".join(line) for line in lines[5:])
 
 

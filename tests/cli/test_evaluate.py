@@ -45,7 +45,8 @@ def test_evaluate_measures_prints_and_keeps(fedloom: Command, copied: Path) -> N
     lines = fedloom(*arguments).stdout.splitlines()
     assert lines[0] == f"{copied}, round 2"
     value = f"{found['metrics']['spread/pixels/n20/group=mnist']:.4g}"
-    assert ["spread/pixels/n20", "mnist", value] in [line.split() for line in lines]
+    words = "Spread of samples (pixels) group mnist 20 samples"
+    assert [*words.split(), value] in [line.split() for line in lines]
     assert len(RunFolder.open(copied).evaluations()) == 10
     assert json.loads(fedloom("compare", copied, "--json").stdout)["runs"][str(copied)] == found["metrics"]
 
@@ -130,8 +131,8 @@ def test_compare_shows_mean_and_deviation_over_seeds(fedloom: Command, tmp_path:
     assert wave["metrics"] == {FRECHET: {"mean": 2.5, "deviation": None, "count": 1}}
     assert found["mean_domain_hit"] == {str(path): hit for path, hit in zip(one, (0.5, 0.7, 0.9), strict=True)}
     lines = [line.split() for line in fedloom("compare", *one, two).stdout.splitlines()]
-    assert lines[0] == ["metric", "group", "plain", "(3", "seeds)", "wave-seed-1"]
-    assert [FRECHET, "3", "±", "2.6", "2.5"] in lines
+    assert lines[0] == ["metric", "of", "from", "plain", "(3", "seeds)", "wave-seed-1"]
+    assert ["Frechet", "distance", "(pixels)", "all", "10", "samples", "3", "±", "2.6", "2.5"] in lines
     assert "70.0% in plain (3 seeds)." in " ".join(" ".join(line) for line in lines)
 
 
@@ -142,7 +143,8 @@ def test_compare_puts_many_runs_one_below_the_other(fedloom: Command, tmp_path: 
         for name, n in latents.items()
     ]
     lines = [line.split() for line in fedloom("compare", *folders).stdout.splitlines()]
-    assert lines[:4] == [[FRECHET, "a", "all"], ["one", "8", "1"], ["two", "4", "1"], ["three", "2.667", "1"]]
+    assert lines[0] == ["Frechet", "distance", "(pixels),", "10", "samples", "a", "all"]
+    assert lines[1:4] == [["one", "8", "1"], ["two", "4", "1"], ["three", "2.667", "1"]]
 
 
 def test_compare_tells_which_runs_did_not_finish(fedloom: Command, tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_sweep_runs_compares_and_reports(fedloom: Command, tiny_toml: Path, tmp_
     assert result.exit_code == 1  # because of the lost ones
     lines = result.stdout.splitlines()
     assert lines[0] == f"4 runs in {out}: 2 finished, 2 failed"
-    assert lines[2].split() == ["metric", "group", "plain", "(2", "seeds)"]
+    assert lines[2].split() == ["metric", "of", "from", "plain", "(2", "seeds)"]
     assert lines[-1] == f"report  {out / 'report.html'}"
     assert (out / "report.html").is_file()
     assert result.stderr.startswith("Failed: lost-seed-1: ")

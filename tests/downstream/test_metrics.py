@@ -12,8 +12,9 @@ from downstream.gaussians import config, lopsided
 from fedloom.config import EvaluationConfig
 from fedloom.errors import FedloomWarning
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.labelled import divergence, sliced_wasserstein
-from fedloom.evaluation.suite import METRICS
+from fedloom.evaluation.metric import METRICS
+from fedloom.evaluation.posterior import divergence
+from fedloom.evaluation.sliced_wasserstein import sliced_wasserstein
 from fedloom.experiment import Run, train
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.labelled import ConditionalVAE, LinearHead
@@ -48,21 +49,21 @@ def test_a_shift_is_as_far_as_its_mean_square_along_directions() -> None:
 
 
 def test_a_good_generator_scores_well(moments: Evaluation) -> None:
-    utility = METRICS["utility"](moments)
+    utility = METRICS["utility"].measure(moments)
     assert list(utility) == [f"utility/synthetic-{name}/n300" for name in ("accuracy", "balanced-accuracy", "macro-f1")]
     assert all(value > 0.75 for value in utility.values())
-    ((key, distance),) = METRICS["sliced-wasserstein"](moments).items()
+    ((key, distance),) = METRICS["sliced-wasserstein"].measure(moments).items()
     assert key == "sliced-wasserstein/directions-256/n300/group=all"
     assert distance < 0.1
     least, average, most = (
-        METRICS["class-variance"](moments)[f"class-variance/{name}/n300/group=all"]
+        METRICS["class-variance"].measure(moments)[f"class-variance/{name}/n300/group=all"]
         for name in ("least", "mean", "most")
     )
     assert 0.5 < least <= average <= most < 2
 
 
 def test_an_untrained_decoder_is_far_from_real_records(cvae: Evaluation, moments: Evaluation) -> None:
-    (near,), (far,) = (METRICS["sliced-wasserstein"](each).values() for each in (moments, cvae))
+    (near,), (far,) = (METRICS["sliced-wasserstein"].measure(each).values() for each in (moments, cvae))
     assert far > 2 * near
 
 
@@ -72,7 +73,7 @@ def test_the_variance_of_a_class_is_that_of_its_own_samples(moments: Evaluation)
         (moments.samples["all"][labels == label].var(0).sum() / test.x[test.y == label].var(0).sum()).item()
         for label in range(3)
     ]
-    found = METRICS["class-variance"](moments).values()
+    found = METRICS["class-variance"].measure(moments).values()
     assert list(found) == pytest.approx([sum(ratios) / 3, min(ratios), max(ratios)], rel=1e-5)
 
 
@@ -83,7 +84,7 @@ def test_the_divergence_of_two_normal_distributions_is_the_textbooks() -> None:
 
 
 def test_the_posteriors_divergence_is_that_of_the_silos_own_encoder(cvae: Evaluation) -> None:
-    found, test = METRICS["posterior"](cvae), lopsided().test
+    found, test = METRICS["posterior"].measure(cvae), lopsided().test
     values = [found[f"kl/nats/n300/silo=silo-{number}"] for number in range(3)]
     assert found["kl/nats/n300"] == pytest.approx(sum(values) / 3)
     assert len(set(values)) == 3
@@ -99,7 +100,7 @@ def test_the_posteriors_divergence_is_that_of_the_silos_own_encoder(cvae: Evalua
 
 def test_a_heads_gradients_are_as_long_as_can_be_derived(tmp_path: Path) -> None:
     run = train(config("linear_head"), tmp_path / "run", lopsided())
-    ((key, median),) = METRICS["gradients"](evaluated(run)).items()
+    ((key, median),) = METRICS["gradients"].measure(evaluated(run)).items()
     assert key == "gradient-norm/head-median/n178"  # 60 + 60 + 58 records, all of them
     model = run.generator().model("all")
     assert isinstance(model, LinearHead)
@@ -122,4 +123,4 @@ def test_a_heads_gradients_are_as_long_as_can_be_derived(tmp_path: Path) -> None
 def test_what_does_not_apply_is_left_out_with_a_reason(metric: str, method: str, reason: str, tmp_path: Path) -> None:
     evaluation = evaluated(train(config(method), tmp_path / "run", lopsided()))
     with pytest.warns(FedloomWarning, match=f"metric '{metric}' is left out: {reason}"):
-        assert METRICS[metric](evaluation) == {}
+        assert METRICS[metric].measure(evaluation) == {}

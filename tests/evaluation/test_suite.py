@@ -14,13 +14,15 @@ from fedloom.backbones.base import Backbone
 from fedloom.config import EvaluationConfig
 from fedloom.errors import ConfigError, FedloomWarning, MissingExtraError
 from fedloom.evaluation import evidence
-from fedloom.evaluation.domain import class_coverage, domain_hit_rate
+from fedloom.evaluation.class_coverage import class_coverage
+from fedloom.evaluation.domain import domain_hit_rate
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.frechet import Moments, frechet_distance
 from fedloom.evaluation.kernel import kernel_distance
 from fedloom.evaluation.likelihood import likelihoods
+from fedloom.evaluation.metric import METRICS
+from fedloom.evaluation.needs import FEATURES, ONE_GROUP
 from fedloom.evaluation.probe import probe
-from fedloom.evaluation.suite import METRICS, ON_FEATURES
 from fedloom.experiment import Run, train
 from fedloom.streams import Streams
 from support import federation_of, tiny_config
@@ -46,7 +48,7 @@ def evaluation(run: Run) -> Evaluation:
 
 
 def measured(metric: str, evaluation: Evaluation) -> dict[str, float]:
-    return METRICS[metric](evaluation)
+    return METRICS[metric].measure(evaluation)
 
 
 def parts(metric: str, variant: str, count: int = COUNT, everybody: int = EVERYBODY) -> set[str]:
@@ -127,7 +129,8 @@ class Counting(Backbone):
 def test_every_image_is_extracted_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = Counting()
     monkeypatch.setattr(evidence, "load_backbone", lambda *args, **options: backbone)
-    settings = replace(SETTINGS, metrics=tuple(ON_FEATURES - {"frechet-paper"}))  # which is for one group
+    of_many = [name for name in METRICS if FEATURES in METRICS[name].needs and ONE_GROUP not in METRICS[name].needs]
+    settings = replace(SETTINGS, metrics=tuple(of_many))
     evaluator, first = run.evaluation(settings=settings)
     assert backbone.seen == 1  # the trial
     found = evaluator.evaluate(first.generator)

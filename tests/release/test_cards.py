@@ -44,9 +44,9 @@ MODEL = {"groups": [ATTACK], "shape": [2], "licence": ATTACK, "pathways": WAYS}
 
 @pytest.mark.parametrize(
     ("card", "times"),
-    # Title, objection, run, records, method (3), guarantee, privacy (2), audit, metric, its group and licence, beside
-    # a data set's pathway, group and class, or a model's groups and pathway (3).
-    [(dataset_card(HOSTILE, DATA), 14 + 3), (model_card(HOSTILE, MODEL, "`use`"), 14 + 4)],
+    # Title, objection, run, records, method (3), guarantee, privacy (2), audit, metric (2), its group and licence,
+    # beside a data set's pathway, group and class, or a model's groups and pathway (3).
+    [(dataset_card(HOSTILE, DATA), 15 + 3), (model_card(HOSTILE, MODEL, "`use`"), 15 + 4)],
     ids=["dataset", "model"],
 )
 def test_a_hostile_name_is_text_in_a_card(card: str, times: int) -> None:

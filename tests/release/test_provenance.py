@@ -166,8 +166,8 @@ def test_quality_is_that_of_the_released_round_and_of_no_single_silo(images: Run
     found = provenance_of(run)
     assert {key.partition("/")[0] for key in found.metrics} == {"spread", "frechet"}
     text = card_of(found)[1]
-    assert "| metric | mnist | fashion-mnist |" in text
-    assert "| frechet/x/n5 | 12.25 |  |" in text
+    assert "| metric | mnist | fashion-mnist | key |" in text
+    assert "| Frechet distance (x) | 12.25 |  | frechet/x/n5 |" in text
     assert "no privacy guarantee covers these numbers" in text
 
 

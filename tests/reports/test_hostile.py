@@ -127,7 +127,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "markup in file names": (sample_names, FILE_NAME),
     "half of a surrogate pair": (
         lambda folder: append(folder, "metrics.jsonl", '{"round": 2, "recall/\\ud800/n500": 0.5}'),
-        "recall/?",
+        "Recall (?)",
     ),
     "huge and infinite numbers": (
         lambda folder: append(

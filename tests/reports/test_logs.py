@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.reports.logs import UNREADABLE, finite, histories, last, read_rows, sample_count, uncounted
+from fedloom.reports.logs import UNREADABLE, finite, histories, last, read_rows
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,6 @@ def test_histories_are_sorted_by_round_and_later_rows_win() -> None:
     rows.append({"round": 2, "train/nll": 4.0})
     assert histories(rows) == {"train/nll": {1: None, 2: 4.0}}
     assert list(histories(rows)["train/nll"]) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("key", "without", "count"),
-    [
-        ("blend/domain-cnn/n1000/group=mnist", "blend/domain-cnn/group=mnist", 1000),
-        ("frechet/pixels/n20", "frechet/pixels", 20),
-        ("train/nll", "train/nll", None),
-        ("probe/accuracy/group=n5", "probe/accuracy/group=n5", None),
-    ],
-)
-def test_a_key_tells_its_number_of_samples(key: str, without: str, count: int | None) -> None:
-    assert (uncounted(key), sample_count(key)) == (without, count)
 
 
 def test_the_last_value_is_that_of_the_newest_round() -> None:

@@ -129,13 +129,16 @@ def test_metrics_stand_group_beside_group(run_folder: Path, reported: Reported) 
         "recall/pixels/n10/group=mnist": 0.25,
         "recall/pixels/n10/group=fashion-mnist": 1,
     }
-    more = {"recall/pixels/n400": 0.75, "cost/bytes/n2/silo=mnist-0": 12.0}
+    cost = "cost/bytes-up-per-round/n2/silo=mnist-0"
+    more = {"recall/pixels/n400": 0.75, cost: 12.0}
     load(run_folder).folder.record_evaluation(2, more | values, seconds=1.0)
     found = reported(run_folder).html
     cells = '<td class="n">{}</td>'.format
-    assert f"recall/pixels</td>{''.join(map(cells, (0.5, 0.25, 1, '20 / 10', 2)))}</tr>" in found
-    assert f"recall/pixels</td>{''.join(map(cells, (0.75, '', '', 400, 2)))}</tr>" in found
-    assert f"cost/bytes/n2</td><td>mnist-0</td>{''.join(map(cells, (12, 2)))}</tr>" in found
+    recall = '<td><span title="recall/pixels">Recall (pixels)</span></td>'
+    assert f"{recall}{''.join(map(cells, (0.5, 0.25, 1, '20 / 10', 2)))}</tr>" in found
+    assert f"{recall}{''.join(map(cells, (0.75, '', '', 400, 2)))}</tr>" in found
+    words = "Bytes that left in a round</span></td><td>silo mnist-0</td><td>2 rounds</td>"
+    assert f'<span title="{cost}">{words}{"".join(map(cells, (12, 2)))}</tr>' in found
 
 
 def test_a_group_keeps_its_colour_in_every_chart(run_folder: Path, reported: Reported) -> None:
@@ -159,7 +162,7 @@ def test_several_runs_are_compared(trained: Path, run_folder: Path, reported: Re
     assert [details["id"] for details in found.all("details")] == ["run1", "run2"]
     assert len(found.all("input")) == 1
     assert len([image for image in found.all("img") if "data-round" in image]) == 8
-    assert "Samples of mnist look blended: the classifier cannot tell the group of 75% (blend/" in found.text
+    assert "Samples of mnist look blended: the classifier cannot tell the group of 75% (domain-cnn)" in found.text
 
 
 def test_the_same_run_twice_has_two_names(trained: Path, reported: Reported) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from fedloom.runs.cohorts import Summary, cohorts
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.metrics import best, is_metric, split_key
 from support import tiny_config
 
 HIT = "domain-hit/domain-cnn/n10/group=a"
@@ -73,26 +72,3 @@ def test_an_evaluation_that_was_cut_short_does_not_spoil_the_next(tmp_path: Path
         (HIT, 0.3),
         ("kernel/pixels/n10", 8.0),
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "values", "winner"),
-    [
-        ("frechet/pixels/n10", [3.0, None, 2.0], 2.0),
-        ("precision/pixels-k5/n10/group=a", [0.3, 0.4], 0.4),
-        ("cost/seconds/n10", [1.0, 2.0], None),
-        ("elbo/nats/n10", [-90.0, -80.0], -80.0),
-        ("frechet/pixels/n10", [2.0, 2.0], None),
-        ("frechet/pixels/n10", [2.0, float("nan"), 5.0], 2.0),
-        ("domain-hit/domain-cnn-z1-prior-of-b/n10/group=a", [0.1, 0.2], None),
-    ],
-)
-def test_which_way_is_better(key: str, values: list[float | None], winner: float | None) -> None:
-    assert best(key, values) == winner
-
-
-def test_keys() -> None:
-    assert [is_metric(key) for key in ("round", "train/vae/loss", HIT)] == [False, False, True]
-    assert split_key(HIT) == ("domain-hit/domain-cnn/n10", "a")
-    assert split_key("cost/seconds/n2") == ("cost/seconds/n2", "")
-    assert split_key("elbo/nats/n2/silo=x/group=y") == ("elbo/nats/n2", "x/group=y")

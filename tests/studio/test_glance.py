@@ -47,7 +47,7 @@ def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: E
         entry,
         {"round": 1, "seconds": 5.0, "train/kl": 3.0, **hits, "frechet/x/n9": 7.0, "spread/pixels/n9": 1.0},
         {"round": 2, "seconds": 4.0, "domain-hit/cnn/n9/group=a": 1.0, "frechet/x/n9": 8.0},  # b is missing
-        {"round": 2, "frechet/x/n9/silo=s": 0.1, "frechet/x-prior-of-b/n9": 0.1, "blend/cnn/n9": 0.2},
+        {"round": 2, "frechet/x/n9/silo=s": 0.1, "domain-hit/cnn-prior-of-b/n9": 2.0, "blend/cnn/n9": 0.2},
     )
     found = glance_at(entry)
     assert found.best == (Best("frechet/x", 7.0, 1), Best("domain-hit/cnn", 0.7, 1))

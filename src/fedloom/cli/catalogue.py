@@ -80,9 +80,9 @@ def _merges() -> dict[str, str]:
 
 
 def _metrics() -> dict[str, str]:
-    from fedloom.evaluation.suite import METRICS
+    from fedloom.evaluation.metric import METRICS
 
-    return {name: (metric.__doc__ or "").strip() for name, metric in METRICS.items()}
+    return listing(METRICS, lambda metric: metric.summary)
 
 
 def _tables() -> dict[str, str]:

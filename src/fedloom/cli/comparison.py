@@ -13,10 +13,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.metrics import by_metric, number
+from fedloom.cli.metrics import WORDS, by_metric, in_words, number
 from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.errors import RunFolderError
-from fedloom.runs.metrics import best, split_key
+from fedloom.evaluation.metric import best
+from fedloom.runs.metrics import split_key
 
 if TYPE_CHECKING:
     from fedloom.runs.cohorts import Cohort, Summary
@@ -88,10 +89,9 @@ def show_comparison(runs: Sequence[RunFolder]) -> None:
 
 def _side_by_side(names: Sequence[str], cells: dict[str, list[Text]]) -> Iterator[Table]:
     """One table: a row for each metric and group, a column for each run."""
-    rows = table("metric", "group", *names, right=tuple(names))
+    rows = table(*WORDS, *names, right=tuple(names))
     for key, values in cells.items():
-        rows.add_row(*split_key(key), *values)
-    rows.columns[0].no_wrap = True  # keys stay whole; names of runs may be folded
+        rows.add_row(*in_words(key), *values)
     yield rows
 
 
@@ -99,7 +99,8 @@ def _one_below_the_other(names: Sequence[str], cells: dict[str, list[Text]]) -> 
     """A table for each metric: a row for each run that has it, a column for each group."""
     for metric in dict.fromkeys(split_key(key)[0] for key in cells):
         groups = {split_key(key)[1] or "all": values for key, values in cells.items() if split_key(key)[0] == metric}
-        rows = table(metric, *groups, right=tuple(groups))
+        title, _, count = in_words(metric)
+        rows = table(f"{title}, {count}" if count else title, *groups, right=tuple(groups))
         for name, values in zip(names, zip(*groups.values(), strict=True), strict=True):
             if any(value.plain != ABSENT for value in values):
                 rows.add_row(name, *values)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from fedloom.cli.output import table
-from fedloom.runs.metrics import TRAINING, split_key
+from fedloom.evaluation.metric import count_of, metric_title
+from fedloom.runs.metrics import TRAINING, of_whom, split_key
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
+
+WORDS = ("metric", "of", "from")  # the columns that stand for a key
 
 
 def last_metrics(run: Run) -> dict[str, float]:
@@ -34,6 +37,11 @@ def by_metric(keys: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(keys), key=lambda key: split_key(key)[0])
 
 
+def in_words(key: str) -> tuple[str, str, str]:
+    """What a key says to people: what, of whom, from how many; ``--json`` shows keys themselves."""
+    return metric_title(key), of_whom(key), count_of(key)
+
+
 def number(value: float) -> str:
     """Four significant digits."""
     return f"{value:.4g}"
@@ -48,7 +56,7 @@ def listed(terms: Mapping[str, float]) -> str:
 
 def metrics_table(metrics: Mapping[str, float]) -> Table:
     """One row for each metric."""
-    found = table("metric", "group", "value", right=("value",))
+    found = table(*WORDS, "value", right=("value",))
     for key in by_metric(metrics):
-        found.add_row(*split_key(key), number(metrics[key]))
+        found.add_row(*in_words(key), number(metrics[key]))
     return found

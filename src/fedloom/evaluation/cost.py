@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method
 from fedloom.methods.steps import ServerState
+from fedloom.runs.metrics import metric_key
 from fedloom.sharing.plan import BlockKey, Down, Tensors
 
 
@@ -44,3 +47,43 @@ def parameters(method: Method, site: Site) -> int:
 
 def _bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def cost(evaluation: Evaluation) -> Values:
+    """Bytes up and down in all and per silo and round, parameters, steps, seconds; n counts rounds."""
+    method, server, rounds = evaluation.generator.method, evaluation.generator.server, len(evaluation.rounds)
+    found, up, down = {}, 0, 0
+    for silo in evaluation.real.federation.silos:
+        traffic = silo_cost(method, server, Site(silo.name, silo.groups), evaluation.egress)
+        up, down = up + traffic.bytes_up, down + traffic.bytes_down
+        if traffic.rounds:
+            for name, total in (("bytes-up", traffic.bytes_up), ("bytes-down", traffic.bytes_down)):
+                key = metric_key("cost", f"{name}-per-round", traffic.rounds, silo=silo.name)
+                found[key] = total / traffic.rounds
+    largest = max(parameters(method, Site(silo.name, silo.groups)) for silo in evaluation.real.federation.silos)
+    totals = {
+        "bytes-up": up,
+        "bytes-down": down,
+        "parameters": largest,
+        "steps": sum(row["steps"] for row in evaluation.rounds),
+        "seconds": sum(row["seconds"] for row in evaluation.rounds),
+    }
+    return {metric_key("cost", name, rounds): float(total) for name, total in totals.items()} | found
+
+
+METRIC = Metric(
+    "cost",
+    cost,
+    tuple(
+        Reading(f"cost/{name}", title, counts="rounds")
+        for name, title in {
+            "bytes-up": "Bytes that left the silos",
+            "bytes-down": "Bytes that went to the silos",
+            "bytes-up-per-round": "Bytes that left in a round",
+            "bytes-down-per-round": "Bytes that came in a round",
+            "parameters": "Parameters of the largest silo's model",
+            "steps": "Local steps",
+            "seconds": "Seconds",
+        }.items()
+    ),
+)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import mean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.errors import DataError
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import SAMPLES, SEVERAL_GROUPS
 from fedloom.federation.records import Records
+from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
+
+if TYPE_CHECKING:
+    from fedloom.evaluation.evidence import Evaluation
 
 
 @dataclass(frozen=True)
@@ -82,13 +91,6 @@ def blend_rate(probabilities: Tensor, threshold: float = 0.9) -> float:
     return (probabilities.amax(dim=1) < threshold).double().mean().item()
 
 
-def class_coverage(probabilities: Tensor, labels: Tensor, share: float = 0.1) -> float:
-    """The share of the classes in ``labels`` that samples reach: with at least ``share`` of their part there."""
-    classes, counts = torch.unique(labels, return_counts=True)
-    found = (probabilities.argmax(dim=1).cpu().unsqueeze(1) == classes).double().mean(dim=0)
-    return float((found >= share * counts / len(labels)).double().mean())
-
-
 def _balanced(group: Tensor, groups: int, limit: int, streams: Streams) -> Tensor:
     """At most ``limit // groups`` random rows of every group."""
     chosen = []
@@ -147,3 +149,36 @@ def _of_pictures(x: Tensor, groups: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(64, groups),
     )
+
+
+def domain(evaluation: Evaluation) -> Values:
+    """How often samples of a group look like that group, and how often like a blend, to a classifier of real images."""
+    found: Values = {}
+    for pathway in evaluation.generator.pathways:
+        first = pathway == next(iter(evaluation.generator.method.pathways))
+        variant, hits, blends = "domain-cnn" if first else f"domain-cnn-{pathway}", {}, {}
+        for index, group in enumerate(evaluation.groups):
+            images = evaluation.samples[group] if first else evaluation.sample(group, pathway)
+            probabilities = evaluation.real.domain_classifier.probabilities(images)
+            hits[group] = domain_hit_rate(probabilities, index)
+            blends[group] = blend_rate(probabilities)
+        found |= with_mean("domain-hit", variant, evaluation.config.samples, hits)
+        found |= with_mean("blend", variant, evaluation.config.samples, blends)
+    return found
+
+
+def with_mean(metric: str, variant: str, count: int, values: Mapping[str, float]) -> Values:
+    """Each group's value, and over all, where each has the same number of samples, their mean."""
+    found = {metric_key(metric, variant, count * len(values)): mean(values.values())}
+    return found | {metric_key(metric, variant, count, group): value for group, value in values.items()}
+
+
+METRIC = Metric(
+    "domain",
+    domain,
+    (
+        Reading("domain-hit/*", "Samples in their own group", better="higher", fewest=FEW),
+        Reading("blend/*", "Samples that look blended", better="lower", fewest=FEW),
+    ),
+    needs=(SAMPLES, SEVERAL_GROUPS),
+)

@@ -73,12 +73,10 @@ class Real:
         return fitted[key]
 
     @cached_property
-    def class_classifier(self) -> DomainClassifier | None:
-        """Tells the classes apart, in the same way; None where no record has a class."""
+    def class_classifier(self) -> DomainClassifier:
+        """Tells the classes apart, in the same way."""
         table = self.federation.test
         labelled = table.take(torch.nonzero(table.y >= 0).flatten())
-        if len(labelled) == 0:
-            return None
         table = replace(labelled, group=labelled.y)
         return DomainClassifier.fit(table, len(self.federation.classes), self.streams).to(self.device)
 
@@ -90,6 +88,11 @@ class Real:
             config.backbone, device=self.device, resolution=config.resolution, weights=config.weights
         )
         return FeatureCache(backbone, cache_folder() / "features", self.federation.modality.decode)
+
+    @cached_property
+    def trial(self) -> Tensor:
+        """The features of one record: whether the backbone works here at all."""
+        return self.extractor.backbone.features(self.federation.test.take(torch.arange(1)).values)
 
     @cached_property
     def features(self) -> dict[Group, Tensor]:

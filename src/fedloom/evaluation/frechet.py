@@ -5,11 +5,18 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedloom.errors import DataError, FedloomWarning
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import FEATURES, SAMPLES
+from fedloom.runs.metrics import metric_key
+
+if TYPE_CHECKING:
+    from fedloom.evaluation.evidence import Autoencoder, Evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,3 +70,39 @@ def frechet_distance(first: Moments, second: Moments) -> float:
     overlap = torch.linalg.svdvals(first.root.T @ second.root).sum()
     spread = first.covariance.trace() + second.covariance.trace() - 2.0 * overlap
     return max(0.0, float(shift + spread))
+
+
+def frechet(evaluation: Evaluation) -> Values:
+    """The Frechet distance of samples, and of reconstructions where there is an encoder, to held-out records."""
+    real, name = evaluation.real, evaluation.backbone
+    found = {
+        metric_key("frechet", name, len(features), group): frechet_distance(real.moments[group], Moments.of(features))
+        for group, features in evaluation.features.items()
+    }
+    rebuilt = [real.extractor.features(vae.reconstructions) for vae in evaluation.autoencoders]
+    for vae, features in zip(evaluation.autoencoders, rebuilt, strict=True):
+        reference = real.moments[vae.group] if vae.group else Moments.of(_held_out_features(evaluation, vae))
+        key = metric_key("frechet-reconstruction", name, len(features), vae.group, vae.silo)
+        found[key] = frechet_distance(reference, Moments.of(features))
+    if rebuilt and evaluation.autoencoders[0].group:
+        everybody = torch.cat(rebuilt)
+        key = metric_key("frechet-reconstruction", name, len(everybody))
+        found[key] = frechet_distance(real.moments[None], Moments.of(everybody))
+    return found
+
+
+def _held_out_features(evaluation: Evaluation, vae: Autoencoder) -> Tensor:
+    """The real features that stand beside a silo's reconstructions, group after group as there."""
+    groups = torch.unique(vae.held_out.group).tolist()
+    return torch.cat([evaluation.real.features[evaluation.groups[group]] for group in groups])
+
+
+METRIC = Metric(
+    "frechet",
+    frechet,
+    (
+        Reading("frechet/*", "Frechet distance", better="lower", fewest=FEW),
+        Reading("frechet-reconstruction/*", "Frechet distance of reconstructions", better="lower", counts="records"),
+    ),
+    needs=(SAMPLES, FEATURES),
+)

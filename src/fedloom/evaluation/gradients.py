@@ -8,20 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.keys import metric_key
+from fedloom.evaluation.metric import Metric, Reading, Values
+from fedloom.evaluation.needs import SILO_RECORDS
 from fedloom.federation.records import Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending
 from fedloom.privacy.gradient_forms import Whole, joint_norms
+from fedloom.runs.metrics import metric_key
 
 RECORDS = 64  # of each silo
 
 
-def gradient_norms(evaluation: Evaluation) -> dict[str, float]:
+def gradient_norms(evaluation: Evaluation) -> Values:
     """The median length of a record's gradient over all blocks of a phase; more than the clip bound: most are cut."""
-    found: dict[str, float] = {}
+    found: Values = {}
     for phase in (each for each in evaluation.generator.method.phases if each.touches_records):
         known = [(silo, evaluation.silo_model(silo)) for silo in evaluation.real.federation.silos]
         norms = [_norms(evaluation, phase, silo, model) for silo, model in known if model is not None]
@@ -51,3 +53,11 @@ def _norms(evaluation: Evaluation, phase: Phase, silo: Silo, model: nn.Module) -
     step = Step(batch, noise, parameters, RoundContext(rounds, rounds, (0,)))
     found = Lending(model, phase.objective).gradients(parameters, {}, step)
     return joint_norms({name: Whole(each) for name, each in found.items()}).cpu()
+
+
+METRIC = Metric(
+    "gradients",
+    gradient_norms,
+    (Reading("gradient-norm/*-median", "Median length of a record's gradient", counts="records"),),
+    needs=(SILO_RECORDS,),
+)

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import DataError
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import CLASS_SCORES, FEATURES, SAMPLES
+from fedloom.runs.metrics import metric_key
+
+SPLITS = 10
 
 
 @dataclass(frozen=True)
@@ -32,3 +38,22 @@ def inception_score(logits: Tensor, splits: int = 10) -> InceptionScore:
         scores.append((conditional * (log_conditional - log_marginal)).sum(dim=1).mean().exp())
     values = torch.stack(scores)
     return InceptionScore(values.mean().item(), values.std(correction=0).item())
+
+
+def backbone_score(evaluation: Evaluation) -> Values:
+    """The inception score of the backbone's own classes, mean over ten parts in random order."""
+    found = {}
+    for group, features in evaluation.features.items():
+        order = evaluation.streams.permutation("inception-score", len(features)).to(features.device)
+        logits = evaluation.real.extractor.backbone.classify(features[order])
+        score = inception_score(logits, splits=min(SPLITS, len(logits)))
+        found[metric_key("inception-score", evaluation.backbone, len(logits), group)] = score.mean
+    return found
+
+
+METRIC = Metric(
+    "inception-score",
+    backbone_score,
+    (Reading("inception-score/*", "Inception score", better="higher", fewest=FEW),),
+    needs=(SAMPLES, FEATURES, CLASS_SCORES),
+)

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import DataError
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import FEATURES, SAMPLES
+from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 
 _ROWS = 1024
@@ -64,3 +68,18 @@ def _mean_of_pairs(x: Tensor) -> float:
     """The mean kernel over pairs of different samples."""
     with_itself = ((x.square().sum(dim=1) / x.shape[1] + 1.0) ** 3).sum().item()
     return (_kernel_sum(x, x) - with_itself) / (len(x) * (len(x) - 1))
+
+
+def kernel(evaluation: Evaluation) -> Values:
+    """The kernel distance of samples to held-out records."""
+    return {
+        metric_key("kernel", evaluation.backbone, len(features), group): kernel_distance(
+            evaluation.real.features[group], features
+        )
+        for group, features in evaluation.features.items()
+    }
+
+
+METRIC = Metric(
+    "kernel", kernel, (Reading("kernel/*", "Kernel distance", better="lower", fewest=FEW),), needs=(SAMPLES, FEATURES)
+)

@@ -12,17 +12,24 @@ further terms of a training loss (a second reconstruction, a predefined prior be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedloom.evaluation.metric import Metric, Reading, Values
+from fedloom.evaluation.needs import AUTOENCODER, SILO_RECORDS
 from fedloom.modalities.likelihoods import Gaussian
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
+from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
+
+if TYPE_CHECKING:
+    from fedloom.evaluation.evidence import Autoencoder, Evaluation
 
 ROWS = 1000  # images at once; fixed, so that an image's noise does not depend on how many there are
 
@@ -119,3 +126,54 @@ def _batches(x: Tensor, group: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _unit(mean: Tensor) -> DiagonalGaussian:
     return DiagonalGaussian(mean, torch.zeros_like(mean))
+
+
+def likelihood(evaluation: Evaluation) -> Values:
+    """Reconstruction NLL, ELBO and importance-weighted bound of held-out records."""
+    samples, parts = evaluation.config.importance_samples, []
+    found: Values = {}
+    for vae in evaluation.autoencoders:
+        values = likelihoods(vae.model, *vae.inputs(vae.held_out), samples, evaluation.streams)
+        found |= _likelihood_values(evaluation, vae, [values], vae.group, vae.silo)
+        parts.append(values)
+    if (first := evaluation.autoencoders[0]).group:
+        found |= _likelihood_values(evaluation, first, parts)
+    return found
+
+
+def _likelihood_values(
+    evaluation: Evaluation,
+    vae: Autoencoder,
+    parts: Sequence[Likelihoods],
+    group: str | None = None,
+    silo: str | None = None,
+) -> Values:
+    """The mean of each value over the records of all parts, in every unit."""
+    dimensions, draws = vae.held_out.x[0].numel(), f"k{evaluation.config.importance_samples}"
+    nll, elbo, importance = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("reconstruction", "elbo", "importance")
+    )
+    nats = {"nll": nll.mean().item(), "elbo": elbo.mean().item(), "importance": importance.mean().item()}
+    values = {
+        ("nll", "nats"): nats["nll"],
+        ("nll", "paper"): paper_reconstruction(vae.model, nats["nll"], dimensions),
+        ("elbo", "nats"): nats["elbo"],
+        ("importance-bound", f"nats-{draws}"): nats["importance"],
+        ("bits-per-dimension", "elbo"): bits_per_dimension(nats["elbo"], dimensions),
+        ("bits-per-dimension", f"importance-bound-{draws}"): bits_per_dimension(nats["importance"], dimensions),
+    }
+    return {metric_key(*names, len(nll), group, silo): value for names, value in values.items()}
+
+
+METRIC = Metric(
+    "likelihood",
+    likelihood,
+    (
+        Reading("nll/nats", "Reconstruction NLL in nats", better="lower", counts="records"),
+        Reading("nll/paper", "Reconstruction NLL on FissionVAE's scale", better="lower", counts="records"),
+        Reading("elbo/nats", "ELBO in nats", better="higher", counts="records"),
+        Reading("importance-bound/nats-*", "Importance-weighted bound in nats", better="higher", counts="records"),
+        Reading("bits-per-dimension/*", "Bits per dimension", better="lower", counts="records"),
+    ),
+    needs=(SILO_RECORDS, AUTOENCODER),
+)

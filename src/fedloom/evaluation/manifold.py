@@ -5,13 +5,19 @@ Precision and recall after Kynkaanniemi et al. (2019), density and coverage afte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from torch import Tensor
 
 from fedloom.errors import DataError
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import FEATURES, SAMPLES
 from fedloom.evaluation.neighbours import distance_blocks, neighbour_radii
+from fedloom.runs.metrics import metric_key
+
+NEIGHBOURS = 5
 
 
 @dataclass(frozen=True)
@@ -43,3 +49,24 @@ def manifold_scores(real: Tensor, generated: Tensor, neighbours: int = 5) -> Man
         density=inside.double().mean().item() / neighbours,
         coverage=covered / len(real),
     )
+
+
+def manifold(evaluation: Evaluation) -> Values:
+    """Precision, recall, density and coverage by balls to the fifth neighbour."""
+    found, variant = {}, f"{evaluation.backbone}-k{NEIGHBOURS}"
+    for group, features in evaluation.features.items():
+        scores = manifold_scores(evaluation.real.features[group], features, NEIGHBOURS)
+        for name, value in asdict(scores).items():
+            found[metric_key(name, variant, len(features), group)] = value
+    return found
+
+
+METRIC = Metric(
+    "manifold",
+    manifold,
+    tuple(
+        Reading(f"{field.name}/*", field.name.capitalize(), better="higher", fewest=FEW)
+        for field in fields(ManifoldScores)
+    ),
+    needs=(SAMPLES, FEATURES),
+)

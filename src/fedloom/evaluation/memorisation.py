@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedloom.errors import DataError
+from fedloom.evaluation.metric import Metric, Reading, Values
+from fedloom.evaluation.needs import SAMPLES, SILO_RECORDS
 from fedloom.evaluation.neighbours import nearest
+from fedloom.runs.metrics import metric_key
+
+if TYPE_CHECKING:
+    from fedloom.evaluation.evidence import Evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,3 +47,24 @@ def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> Memoris
         if len(table) == 0:
             raise DataError(f"memorisation needs at least one of each, but there are no {name}")
     return Memorisation(*nearest(samples, training), *nearest(held_out, training))
+
+
+def copies(evaluation: Evaluation) -> Values:
+    """How near samples lie to their nearest training record, beside how near held-out records do."""
+    found = {}
+    for group, result in evaluation.memorisation.items():
+        count = len(result.sample_distances)
+        found[metric_key("memorisation", "pixels-distance-ratio", count, group)] = result.distance_ratio
+        found[metric_key("memorisation", "pixels-copy-rate", count, group)] = result.copy_rate()
+    return found
+
+
+METRIC = Metric(
+    "memorisation",
+    copies,
+    (
+        Reading("memorisation/*-distance-ratio", "Distance to training records"),
+        Reading("memorisation/*-copy-rate", "Samples that may be copies"),
+    ),
+    needs=(SILO_RECORDS, SAMPLES),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import DataError, MissingExtraError
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import Metric, Reading, Values
+from fedloom.evaluation.needs import AUTOENCODER, SILO_RECORDS
+from fedloom.federation.outliers import is_outlier
+from fedloom.federation.records import UNLABELLED
+from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 
 
@@ -89,3 +95,64 @@ def sklearn(module: str) -> Any:
         raise MissingExtraError(
             "this metric needs the package 'scikit-learn'; install it with: pip install 'fedloom[eval]'"
         ) from error
+
+
+def representation(evaluation: Evaluation) -> Values:
+    """A logistic probe on the encoder's means: learned from training records, tested on all held-out ones."""
+    test, tables = evaluation.real.federation.test, []
+    found: Values = {}
+    for vae in evaluation.autoencoders:
+        groups = torch.unique(vae.held_out.group)
+        whole = test.take(torch.nonzero(torch.isin(test.group, groups)).flatten())
+        labels = vae.training.y.masked_fill(is_outlier(evaluation.real.federation, vae.training), UNLABELLED)
+        tables.append((vae.codes(vae.training), labels, vae.codes(whole), whole.y))
+        found |= _probe_values(*tables[-1], vae.group, vae.silo)
+    if evaluation.autoencoders[0].group:
+        train, train_labels, codes, labels = (torch.cat(column) for column in zip(*tables, strict=True))
+        if everybody := _probe_values(train, train_labels, codes, labels):
+            found |= everybody | _paper_probe_values(evaluation, codes, labels)
+    return found or evaluation.skip("probe", "it needs records of at least two classes")
+
+
+def _probe_values(
+    train: Tensor,
+    train_labels: Tensor,
+    test: Tensor,
+    labels: Tensor,
+    group: str | None = None,
+    silo: str | None = None,
+) -> Values:
+    """All scores of a probe; none where there are no two classes to tell apart."""
+    known, tested = train_labels >= 0, labels >= 0
+    if len(torch.unique(train_labels[known])) < 2 or not tested.any():
+        return {}
+    scores = probe(train[known], train_labels[known], test[tested], labels[tested])
+    return _score_values("", scores, int(tested.sum()), group, silo)
+
+
+def _paper_probe_values(evaluation: Evaluation, codes: Tensor, labels: Tensor) -> Values:
+    tested = labels >= 0
+    try:
+        scores = paper_probe(codes[tested], labels[tested], evaluation.streams)
+    except DataError as error:
+        return evaluation.skip("probe/paper", str(error))
+    fifth = int(tested.sum()) - 4 * int(tested.sum()) // 5
+    return _score_values("paper-", scores, -(-fifth // 5), None, None)
+
+
+def _score_values(prefix: str, scores: ProbeScores, count: int, group: str | None, silo: str | None) -> Values:
+    return {
+        metric_key("probe", prefix + name.replace("_", "-"), count, group, silo): value
+        for name, value in asdict(scores).items()
+    }
+
+
+METRIC = Metric(
+    "probe",
+    representation,
+    (
+        Reading("probe/*", "Linear probe", better="higher", counts="records"),
+        Reading("probe/paper-*", "Linear probe by ALIGN-FL's protocol", better="higher", counts="records"),
+    ),
+    needs=(SILO_RECORDS, AUTOENCODER),
+)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.evaluation.domain import domain_hit_rate
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import FEW, Metric, Need, Reading, Values
 from fedloom.models.vae import VAE
+from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 
 HANDFUL = 5
@@ -40,3 +44,53 @@ def attack_prior(model: VAE, images: Tensor, group: int, streams: Streams) -> Pr
         identified=(distances.argmin(dim=1) == group).double().mean().item(),
         relative_error=(distances[:, group].mean() / apart).item(),
     )
+
+
+def secret_priors(evaluation: Evaluation) -> Values:
+    """Whether another group's prior still gives a group's images, and whether a handful of images reveal the prior."""
+    return _prior_swaps(evaluation) | _prior_attacks(evaluation)
+
+
+def _prior_swaps(evaluation: Evaluation) -> Values:
+    found, count = {}, evaluation.config.samples
+    generator = evaluation.generator
+    ways = [name for name in generator.pathways if generator.method.pathways[name].uses_prior]
+    for index, group in enumerate(evaluation.groups):
+        for pathway in ways:
+            for other in evaluation.groups:
+                if other != group:
+                    images = evaluation.sample(group, pathway, prior_of=other)
+                    hits = domain_hit_rate(evaluation.real.domain_classifier.probabilities(images), index)
+                    found[metric_key("domain-hit", f"domain-cnn-{pathway}-prior-of-{other}", count, group)] = hits
+    return found
+
+
+def _prior_attacks(evaluation: Evaluation) -> Values:
+    found, variant = {}, f"encoder-{HANDFUL}-images"
+    for index, vae in enumerate(evaluation.autoencoders):
+        attack = attack_prior(vae.model, vae.inputs(vae.held_out)[0], index, evaluation.streams)
+        found[metric_key("prior-attack-identified", variant, ATTEMPTS, vae.group)] = attack.identified
+        found[metric_key("prior-attack-error", variant, ATTEMPTS, vae.group)] = attack.relative_error
+    return found
+
+
+def _differ(evaluation: Evaluation) -> bool:
+    means = evaluation.autoencoders[0].model.prior_means
+    return not bool((means == means[0]).all())
+
+
+ENCODER = Need(
+    lambda evaluation: bool(evaluation.autoencoders) and not evaluation.autoencoders[0].silo,
+    "the server of this run holds no encoder",
+)
+PRIORS = Need(_differ, "all groups have the same prior, so there is none to keep secret")
+METRIC = Metric(
+    "secret-priors",
+    secret_priors,
+    (
+        Reading("domain-hit/*-prior-of-*", "Samples from another group's prior in their own group", fewest=FEW),
+        Reading("prior-attack-identified/*", "Priors that a few images give away", counts="attempts"),
+        Reading("prior-attack-error/*", "Error of priors guessed from a few images", counts="attempts"),
+    ),
+    needs=(ENCODER, PRIORS),
+)

@@ -6,6 +6,11 @@ import math
 
 from torch import Tensor
 
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import FEW, Metric, Reading, Values
+from fedloom.evaluation.needs import SAMPLES
+from fedloom.runs.metrics import metric_key
+
 
 def spread(samples: Tensor, real: Tensor) -> float:
     """Standard deviation over samples, averaged over pixels, as a share of that of real images.
@@ -19,3 +24,20 @@ def spread(samples: Tensor, real: Tensor) -> float:
 def _deviation(images: Tensor) -> Tensor:
     centred = images.double() - images.double().mean(dim=0)
     return centred.square().mean(dim=0).sqrt().mean()
+
+
+def pixel_spread(evaluation: Evaluation) -> Values:
+    """How much a group's samples differ from each other, as a share of how much its held-out images do."""
+    count, found = evaluation.config.samples, {}
+    for index, group in enumerate(evaluation.groups):
+        real = evaluation.real.federation.test.of_group(index).to(evaluation.real.device).values
+        found[metric_key("spread", "pixels", count, group)] = spread(evaluation.samples[group], real)
+    return found
+
+
+METRIC = Metric(
+    "spread",
+    pixel_spread,
+    (Reading("spread/*", "Spread of samples", fewest=FEW),),
+    needs=(SAMPLES,),
+)

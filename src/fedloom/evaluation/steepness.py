@@ -7,16 +7,17 @@ from torch import Tensor, nn
 
 from fedloom.evaluation.attacks import Target, targets_of
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.keys import metric_key
+from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.models.linear import LinearGaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.privacy.lipschitz import certified_constant, sampled_constant
+from fedloom.runs.metrics import metric_key
 
 POINTS = 256  # latents of each group at which the stretch is measured
 
 
-def lipschitz(evaluation: Evaluation) -> dict[str, float]:
+def lipschitz(evaluation: Evaluation) -> Values:
     """The Lipschitz constant of each released decoder's mean image: a bound that holds everywhere, and what was met."""
     found = {}
     for target in targets_of(evaluation):
@@ -48,3 +49,13 @@ def _met(target: Target, model: VAE, group: int, points: int) -> float:
         return model.likelihood.mean(model.decode(z, index[: len(z)]))
 
     return sampled_constant(mean_image, means + noise)
+
+
+METRIC = Metric(
+    "lipschitz",
+    lipschitz,
+    (
+        Reading("lipschitz/certified", "Steepest that the decoder can be", counts="decoders"),
+        Reading("lipschitz/sampled-max", "Steepest that the decoder was met", counts="latents"),
+    ),
+)

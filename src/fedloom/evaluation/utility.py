@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.evaluation.classification import confusion, fit_head, score
+from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.metric import Metric, Reading, Values
+from fedloom.evaluation.needs import EVERY_LABEL, SAMPLES, TOLD_CLASSES
 from fedloom.evaluation.probe import predict
+from fedloom.runs.metrics import metric_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,3 +61,26 @@ def transfer_accuracy(train: Labelled, test: Labelled) -> Accuracy:
 def _worst(right: Tensor, part: Tensor) -> float:
     """The lowest mean over the parts that occur."""
     return min(right[part == number].mean().item() for number in torch.unique(part))
+
+
+def synthetic_utility(evaluation: Evaluation) -> Values:
+    """A classifier learns from samples and is tested on all held-out records."""
+    test, classes = evaluation.real.federation.test, len(evaluation.real.federation.classes)
+    x = torch.cat([samples.flatten(1) for samples in evaluation.samples.values()]).cpu()
+    head = fit_head(x, evaluation.labels.repeat(len(evaluation.groups)), classes)
+    predicted = head.probabilities(test.values.flatten(1)).argmax(dim=1)
+    found = score(confusion(test.y, predicted, classes, classes), torch.arange(classes))
+    names = {
+        "accuracy": found.accuracy,
+        "balanced-accuracy": found.balanced_accuracy,
+        "macro-f1": found.macro_f1,
+    }
+    return {metric_key("utility", f"synthetic-{name}", len(x)): value for name, value in names.items()}
+
+
+METRIC = Metric(
+    "utility",
+    synthetic_utility,
+    (Reading("utility/synthetic-*", "A classifier learned from samples", better="higher"),),
+    needs=(SAMPLES, TOLD_CLASSES, EVERY_LABEL),
+)

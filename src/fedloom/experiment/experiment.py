@@ -19,7 +19,7 @@ from fedloom.engines.distributed import of_sums
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
-from fedloom.evaluation.suite import METRICS, Evaluator
+from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.lives import Life, Observer
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation
@@ -33,8 +33,6 @@ from fedloom.runs.folder import RunFolder
 from fedloom.runs.trackers import check_trackers
 from fedloom.settings import parse
 from fedloom.streams import Streams
-
-OF_RECORDS = {"likelihood", "probe", "memorisation", "gradients"}  # metrics that look at the records of silos
 
 
 @dataclass(frozen=True)
@@ -114,9 +112,8 @@ class Experiment:
         A server without its silos' records has what it can be told by a public set alone.
         """
         settings = self.config.evaluation
-        if self.federation.is_remote:
-            allowed = set(METRICS) - OF_RECORDS if len(self.federation.test) else set()
-            settings = replace(settings, metrics=tuple(name for name in settings.metrics if name in allowed))
+        if self.federation.is_remote and not len(self.federation.test):
+            settings = replace(settings, metrics=())
         return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
 
     def context(self, number: int) -> RoundContext:

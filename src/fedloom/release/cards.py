@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 import fedloom
+from fedloom.evaluation.metric import metric_title
 from fedloom.modalities.base import MODALITIES
 from fedloom.privacy.ledger import told
 from fedloom.release.formats import DATA_FILES
@@ -119,10 +120,10 @@ def _quality(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
         rows.setdefault(metric, {})[whose or EVERYBODY] = value
     groups = list(dict.fromkeys(whose for values in rows.values() for whose in values))
     cells = (
-        [metric, *(f"{values[group]:.4g}" if group in values else "" for group in groups)]
+        [metric_title(metric), *(f"{values[group]:.4g}" if group in values else "" for group in groups), metric]
         for metric, values in rows.items()
     )
-    return ["metric", *groups], list(cells)
+    return ["metric", *groups, "key"], list(cells)
 
 
 def _tags(provenance: Provenance, kind: str) -> list[str]:

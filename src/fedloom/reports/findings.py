@@ -6,26 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from fedloom.evaluation.metric import Reading, described, metric_title, reading_of
 from fedloom.reports.charts import number
 from fedloom.reports.facts import RunFacts
-from fedloom.reports.logs import last, sample_count, uncounted
+from fedloom.reports.logs import last
 from fedloom.runs.health import COLLAPSED
-from fedloom.runs.metrics import TRAINING, is_metric, split_key
+from fedloom.runs.metrics import TRAINING, is_metric, sample_count, split_key, uncounted
 
 BLENDED = 0.5  # share of samples that look like a mixture of groups
 OWN_GROUP = 0.8  # share of samples that look like their own group, below which groups are mixed up
 SILENT_CODE = 0.5  # nats of KL over the whole code: less than one bit tells an image from the average one
 WORSE = 2.0  # times the distance of reconstructions
 FAR_BELOW = 0.1  # of accuracy that a balanced accuracy lies under it
-FEW = 100  # samples: a rate from fewer is off by ten points easily
 RECONSTRUCTION = "-reconstruction"  # suffix of a metric that was computed on reconstructions
-# Metrics whose count is one of samples; those of others count rounds, attempts or records.
-OF_SAMPLES = {"domain-hit", "blend", "class-coverage", "spread", "frechet", "kernel", "inception-score"} | {
-    "precision",
-    "recall",
-    "density",
-    "coverage",
-}
 FEATURES = {"efficientnet-lite": 1280, "inception-2015": 2048}  # dimensions of an extractor, by how its name begins
 
 
@@ -70,7 +63,7 @@ def _blending(facts: RunFacts) -> Iterator[str]:
             looks = "blended" if blend is None or blend > BLENDED else "like other groups"
             parts = [f"the classifier cannot tell the group of {blend:.0%}"] if blend is not None else []
             parts += [f"for {hit:.0%} its best guess is {group}"] if hit is not None else []
-            yield f"Samples of {group} look {looks}: {', and '.join(parts)} ({split_key(plain)[0]})."
+            yield f"Samples of {group} look {looks}: {', and '.join(parts)} ({plain.split('/')[1]})."
 
 
 def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
@@ -79,7 +72,7 @@ def _posterior_collapse(facts: RunFacts) -> Iterator[str]:
         trained = key.startswith(TRAINING) and key.rpartition("/")[2].startswith("kl")
         measured = key.startswith("kl/nats/") and not split_key(key)[1]
         if (trained or measured) and value is not None and value < SILENT_CODE:
-            term = f"{key.removeprefix(TRAINING)} = {number(value)} nats"
+            term = f"{described(key).removeprefix(TRAINING)} = {number(value)} nats"
             yield f"Posterior collapse: the latent code says almost nothing about a record ({term})."
 
 
@@ -93,23 +86,26 @@ def _samples_worse(facts: RunFacts) -> Iterator[str]:
             continue
         if samples > WORSE * reconstructions:
             yield (
-                f"Samples are worse than reconstructions: {plain} is {number(samples)} for samples and "
+                f"Samples are worse than reconstructions: {described(plain)} is {number(samples)} for samples and "
                 f"{number(reconstructions)} for reconstructions, so the prior misses where the encoder puts images."
             )
 
 
 def _few_samples(facts: RunFacts) -> Iterator[str]:
-    fewest: dict[str, int] = {}
+    least: dict[str, tuple[int, Reading]] = {}  # by metric: from how many samples of a group, and what they are for
     for plain, key in _current(facts).items():
-        metric, count = split_key(plain)[0], sample_count(key)
-        if count is not None and metric.partition("/")[0] in OF_SAMPLES:
-            fewest[metric] = min(count, fewest.get(metric, count))
-    for metric, count in fewest.items():
+        metric, count, reading = split_key(plain)[0], sample_count(key), reading_of(key)
+        if count is not None and reading and reading.fewest:
+            least[metric] = (min(count, least.get(metric, (count,))[0]), reading)
+    for metric, (count, reading) in least.items():
         dimension = _dimension(metric, facts.shape) if metric.startswith("frechet/") else 0
         if count < dimension:
-            yield f"{metric}: {count:,} samples are too few for {dimension:,} features; the distance is biased upwards."
-        elif count < FEW:
-            yield f"{metric}: {count:,} samples are too few; take at least {FEW}."
+            yield (
+                f"{metric_title(metric)}: {count:,} samples are too few for {dimension:,} features; "
+                "the distance is biased upwards."
+            )
+        elif count < reading.fewest:
+            yield f"{metric_title(metric)}: {count:,} {reading.counts} are too few; take at least {reading.fewest}."
 
 
 def _dimension(metric: str, shape: tuple[int, ...]) -> int:
@@ -123,7 +119,8 @@ def _all_alike(facts: RunFacts) -> Iterator[str]:
     for key, history in facts.metrics.items():
         value = last(history)
         if key.startswith("spread/") and value is not None and value < COLLAPSED:
-            yield f"Samples of {split_key(key)[1] or 'all groups'} are almost all alike ({key} = {number(value)})."
+            group = split_key(key)[1] or "all groups"
+            yield f"Samples of {group} are almost all alike ({metric_title(key)}: {number(value)})."
 
 
 def _not_finite(facts: RunFacts) -> Iterator[str]:
@@ -131,7 +128,7 @@ def _not_finite(facts: RunFacts) -> Iterator[str]:
         broken = [round_number for round_number, value in history.items() if value is None]
         if broken and (is_metric(key) or key.startswith(TRAINING)):
             rounds = f"round {broken[0]}" if len(broken) == 1 else f"{len(broken)} rounds, first in round {broken[0]}"
-            yield f"{key} is not a finite number in {rounds}."
+            yield f"{described(key)} is not a finite number in {rounds}."
 
 
 def _silent_silos(facts: RunFacts) -> Iterator[str]:
@@ -177,7 +174,7 @@ def _most_clipped(facts: RunFacts) -> Iterator[str]:
         if key.startswith("gradient-norm/") and value is not None and value > privacy["clip"]:
             yield (
                 f"Most gradients are clipped: half of them are longer than {number(value)}, "
-                f"and privacy.clip is {number(privacy['clip'])} ({key})."
+                f"and privacy.clip is {number(privacy['clip'])} ({described(key)})."
             )
 
 
@@ -186,7 +183,7 @@ def _not_nearer(facts: RunFacts) -> Iterator[str]:
         known = [value for _, value in sorted(history.items()) if value is not None]
         if key.startswith("sliced-wasserstein/") and len(known) > 1 and known[-1] >= known[0]:
             far, now = number(known[0]), number(known[-1])
-            yield f"Samples do not come nearer to real records: {key} was {far} and is {now}."
+            yield f"Samples do not come nearer to real records: {described(key)} was {far} and is {now}."
 
 
 def _unreadable(facts: RunFacts) -> Iterator[str]:

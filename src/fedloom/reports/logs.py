@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedloom.runs.files import read_lines
-from fedloom.runs.metrics import split_key
 
 UNREADABLE = (OSError, ValueError, RecursionError)  # what reading a hostile JSON file may raise
 History = dict[str, dict[int, float | None]]  # metric key -> round -> value, None where it is not finite
@@ -40,21 +38,6 @@ def histories(rows: Iterable[Mapping[str, Any]]) -> History:
             if key != "round" and isinstance(value, int | float) and not isinstance(value, bool):
                 found.setdefault(key, {})[row["round"]] = finite(value)
     return {key: dict(sorted(values.items())) for key, values in found.items()}
-
-
-def uncounted(key: str) -> str:
-    """The key without its number of samples: one curve, whatever it was computed from.
-
-    >>> uncounted("blend/domain-cnn/n1000/group=mnist")
-    'blend/domain-cnn/group=mnist'
-    """
-    return re.sub(r"/n\d+(?=/|$)", "", key, count=1)
-
-
-def sample_count(key: str) -> int | None:
-    """From how many samples a metric was computed, as its key says."""
-    found = re.search(r"/n(\d{1,12})(?:/|$)", split_key(key)[0])
-    return int(found[1]) if found else None
 
 
 def last(history: Mapping[int, float | None]) -> float | None:

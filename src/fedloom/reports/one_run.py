@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import tomli_w
 from markupsafe import Markup
 
+from fedloom.evaluation.metric import count_of
 from fedloom.privacy.ledger import told
 from fedloom.reports.charts import COLOURS, Copy, Link, Series, bars, line_chart, number, sharing_diagram
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.health import MARKS
-from fedloom.reports.logs import last, sample_count, uncounted
+from fedloom.reports.logs import last
 from fedloom.reports.panels import Panel
 from fedloom.reports.parts import (
     Listing,
@@ -22,12 +23,13 @@ from fedloom.reports.parts import (
     curve_name,
     losses_first,
     method_of,
+    metric_name,
     points_of,
     sample_films,
     section_body,
     size,
 )
-from fedloom.runs.metrics import is_metric, split_key
+from fedloom.runs.metrics import is_metric, of_whom, sample_count, split_key, uncounted
 from fedloom.templating import render
 
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
@@ -174,7 +176,7 @@ def _metrics(facts: RunFacts) -> Markup:
 def _metrics_table(facts: RunFacts, keys: Sequence[str], columns: Sequence[str]) -> Listing:
     headers = ("metric", *(column or "all" for column in columns), "n", "in round")
     rows = [row for metric, cells in sorted(_cells(facts, keys).items()) for row in _rows(metric, cells, columns)]
-    return Listing(headers, rows, right=range(1, len(headers)), key=0)
+    return Listing(headers, rows, right=range(1, len(headers)))
 
 
 Cell = tuple[int, str, int]  # number of samples, value, round
@@ -196,17 +198,16 @@ def _rows(metric: str, cells: Mapping[str, Sequence[Cell]], columns: Sequence[st
         known = [cell for cell in place if cell]
         counts = " / ".join(f"{count:,}" for count in dict.fromkeys(cell[0] for cell in known))  # of all, of a group
         values = (cell[1] if cell else "" for cell in place)
-        yield (metric, *values, counts, str(max(cell[2] for cell in known)))
+        yield (metric_name(metric), *values, counts, str(max(cell[2] for cell in known)))
 
 
 def _metrics_list(facts: RunFacts, keys: Sequence[str]) -> Listing:
     """A row for each key."""
     rows = []
     for key in sorted(keys, key=lambda key: split_key(key)[0]):
-        metric, whose = split_key(key)
         history = facts.metrics[key]
-        rows.append((metric, whose or "all", number(last(history)), str(max(history))))
-    return Listing(("metric", "of", "newest value", "in round"), rows, right=(2, 3), key=0)
+        rows.append((metric_name(key), of_whom(key), count_of(key), number(last(history)), str(max(history))))
+    return Listing(("metric", "of", "from", "newest value", "in round"), rows, right=(3, 4))
 
 
 def _training(facts: RunFacts) -> Markup | None:
@@ -230,7 +231,7 @@ def _curves(facts: RunFacts, *, training: bool) -> list[tuple[str, Markup]]:
     charts = []
     for family, by in families.items():
         lines = list(itertools.chain.from_iterable(by.values()))
-        chart = line_chart(f"{family} over rounds", lines[:MOST_LINES], curve_name(family))
+        chart = line_chart(f"{curve_name(family)} over rounds", lines[:MOST_LINES], curve_name(family))
         charts.append((curve_name(family), chart))
     return charts
 

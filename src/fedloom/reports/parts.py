@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from fedloom.evaluation.metric import described, metric_title
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.findings import Finding
 from fedloom.reports.logs import History
@@ -52,6 +53,11 @@ def section_body(name: str, values: Mapping[str, object]) -> Markup:
     return render(f"reports/templates/sections/{name}.html", values)
 
 
+def metric_name(key: str) -> Markup:
+    """What people call a metric; whoever points at it is shown the key."""
+    return render("reports/templates/metric.html", {"key": key, "title": metric_title(key)})
+
+
 def title_of(facts: RunFacts) -> str:
     """What a page about one run is called."""
     return f"{facts.name}: {method_of(facts)}"
@@ -83,15 +89,15 @@ def points_of(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int,
     return tuple((round_number, None if value is None else scale * value) for round_number, value in history.items())
 
 
-def curve_name(family: str) -> str:
-    """A curve's name with its unit, where the key does not say it."""
+def curve_name(key: str) -> str:
+    """What people call a curve, with its unit where its key does not say it."""
     known = {
         "seconds": "seconds a round",
         "steps": "steps a round",
         "bytes": "MB that left in a round",
         "bytes_down": "MB that silos were sent in a round",
     }
-    return known.get(family, family.removeprefix(TRAINING))
+    return known.get(key) or (described(key) if is_metric(key) else key.removeprefix(TRAINING))
 
 
 def sample_films(stories: Sequence[Story]) -> Markup:

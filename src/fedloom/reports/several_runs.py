@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from fedloom.evaluation.metric import best, count_of
 from fedloom.reports.charts import Series, line_chart, number
-from fedloom.reports.logs import last, sample_count, uncounted
+from fedloom.reports.logs import last
 from fedloom.reports.one_run import MOST_LINES
 from fedloom.reports.parts import (
     Listing,
@@ -16,11 +17,12 @@ from fedloom.reports.parts import (
     curve_name,
     losses_first,
     method_of,
+    metric_name,
     points_of,
     sample_films,
     section_body,
 )
-from fedloom.runs.metrics import best, is_metric, split_key
+from fedloom.runs.metrics import family_of, is_metric, of_whom, sample_count
 
 
 def comparison_sections(stories: Sequence[Story]) -> list[Section]:
@@ -39,7 +41,7 @@ def comparison(stories: Sequence[Story]) -> dict[str, dict[str, float | None]]:
     keys = dict.fromkeys(key for story in stories for key in story.facts.metrics if is_metric(key))
     return {
         key: {story.facts.label: last(story.facts.metrics.get(key, {})) for story in stories}
-        for key in sorted(keys, key=lambda key: (split_key(uncounted(key))[0], sample_count(key) or 0))
+        for key in sorted(keys, key=lambda key: (family_of(key), sample_count(key) or 0))
     }
 
 
@@ -57,12 +59,12 @@ def _table(values: Mapping[str, Mapping[str, float | None]], labels: Sequence[st
     """A row for each metric, a column for each run."""
     rows, stars = [], set()
     for place, (key, found) in enumerate(values.items()):
-        metric, whose = split_key(key)
         better = best(key, found.values())
-        stars |= {(place, i) for i, value in enumerate(found.values(), 2) if value is not None and value == better}
-        rows.append((metric, whose or "all", *("-" if value is None else number(value) for value in found.values())))
-    headers = ("metric", "of", *labels)
-    return Listing(headers, rows, right=range(2, len(headers)), key=0, best=stars)
+        stars |= {(place, i) for i, value in enumerate(found.values(), 3) if value is not None and value == better}
+        values_of_runs = ("-" if value is None else number(value) for value in found.values())
+        rows.append((metric_name(key), of_whom(key), count_of(key), *values_of_runs))
+    headers = ("metric", "of", "from", *labels)
+    return Listing(headers, rows, right=range(3, len(headers)), best=stars)
 
 
 def _overlaid(stories: Sequence[Story]) -> list[tuple[str, Markup]]:
@@ -75,7 +77,7 @@ def _overlaid(stories: Sequence[Story]) -> list[tuple[str, Markup]]:
     return [
         (
             curve_name(key),
-            line_chart(f"{key} over rounds", series[:MOST_LINES], curve_name(split_key(uncounted(key))[0])),
+            line_chart(f"{curve_name(key)} over rounds", series[:MOST_LINES], curve_name(family_of(key))),
         )
         for key, series in charts.items()
     ]

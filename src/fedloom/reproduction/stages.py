@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from fedloom.audit import audit_run
 from fedloom.downstream.stage import downstream
-from fedloom.evaluation.keys import metric_key
 from fedloom.experiment import Run
 from fedloom.federation.records import Federation
 from fedloom.reproduction.tables import Row
+from fedloom.runs.metrics import metric_key
 
 Stage = Callable[[Run, Row, Federation, str], dict[str, float]]  # of a row's run, its federation and a device
 EXPOSED = ("outliers", "unseen_outliers", "typical", "unseen_typical")  # kinds of records

@@ -1,29 +1,24 @@
-"""Metric keys as people read them: which are metrics, whose they are, and which way is better."""
+"""Metric keys: what was measured, on which features, from how many samples, of whom."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
 
 TRAINING = "train/"  # loss terms, which are no metrics
 
-# Which way is better; a metric that is not named here has no winner.
-HIGHER = {
-    "domain-hit",
-    "class-coverage",
-    "precision",
-    "recall",
-    "density",
-    "coverage",
-    "inception-score",
-    "elbo",
-    "importance-bound",
-    "probe",
-    "utility",
-}
-LOWER = {"blend", "frechet", "frechet-reconstruction", "kernel", "nll", "bits-per-dimension", "sliced-wasserstein"}
-SWAPPED = "-prior-of-"  # in the variant of what was sampled with another group's prior, to see what that does
+
+def metric_key(metric: str, variant: str, count: int, group: str | None = None, silo: str | None = None) -> str:
+    """``<metric>/<variant>/n<count>`` and, for a part of the federation, ``/group=`` or ``/silo=``.
+
+    >>> metric_key("frechet", "efficientnet-lite0-224", 10000, group="mnist")
+    'frechet/efficientnet-lite0-224/n10000/group=mnist'
+    """
+    if group is not None and silo is not None:
+        raise ValueError(f"a metric belongs to a group or to a silo, not to both ({group}, {silo})")
+    key = f"{metric}/{variant}/n{count}"
+    if group is not None:
+        return f"{key}/group={group}"
+    return key if silo is None else f"{key}/silo={silo}"
 
 
 def is_metric(key: str) -> bool:
@@ -41,10 +36,31 @@ def split_key(key: str) -> tuple[str, str]:
     return metric, "".join(whose)
 
 
-def best(key: str, values: Iterable[float | None]) -> float | None:
-    """The better of some values; None where the metric has no better side, or all are the same."""
-    metric = key.partition("/")[0]
-    known = {value for value in values if value is not None and math.isfinite(value)}
-    if len(known) < 2 or metric not in HIGHER | LOWER or SWAPPED in split_key(key)[0]:
-        return None
-    return max(known) if metric in HIGHER else min(known)
+def of_whom(key: str) -> str:
+    """Whose it is, in words.
+
+    >>> of_whom("blend/domain-cnn/n1000/group=mnist"), of_whom("blend/domain-cnn/n1000")
+    ('group mnist', 'all')
+    """
+    found = re.search(r"/(group|silo)=", key)
+    return f"{found[1]} {key[found.end() :]}" if found else "all"
+
+
+def uncounted(key: str) -> str:
+    """The key without its number of samples: one curve, whatever it was computed from.
+
+    >>> uncounted("blend/domain-cnn/n1000/group=mnist")
+    'blend/domain-cnn/group=mnist'
+    """
+    return re.sub(r"/n\d+(?=/|$)", "", key, count=1)
+
+
+def family_of(key: str) -> str:
+    """``<metric>/<variant>``: the key without count and owner."""
+    return split_key(uncounted(key))[0]
+
+
+def sample_count(key: str) -> int | None:
+    """From how many samples a metric was computed, as its key says."""
+    found = re.search(r"/n(\d{1,12})(?:/|$)", split_key(key)[0])
+    return int(found[1]) if found else None

@@ -11,12 +11,13 @@ from statistics import fmean
 
 from fedloom.config import Config
 from fedloom.errors import FedloomError
+from fedloom.evaluation.metric import metric_title, reading_of
 from fedloom.privacy.ledger import told
 from fedloom.privacy.summary import NONE
-from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows, uncounted
+from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
 from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.metrics import HIGHER, LOWER, SWAPPED, TRAINING, split_key
+from fedloom.runs.metrics import TRAINING, split_key, uncounted
 from fedloom.studio.catalogue import Entry, check
 
 SPENT = "privacy/epsilon/max"  # in metrics.jsonl
@@ -38,6 +39,11 @@ class Best:
     metric: str
     value: float
     round: int
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return metric_title(self.metric)
 
 
 @dataclass(frozen=True)
@@ -142,14 +148,15 @@ def _headlines(history: History) -> Iterator[Best]:
     families: dict[str, dict[str, Mapping[int, float | None]]] = {}
     for key, values in history.items():
         metric, whose = split_key(uncounted(key))
-        if metric.partition("/")[0] in HIGHER | LOWER and SWAPPED not in metric and "/silo=" not in key:
+        if (reading := reading_of(key)) and reading.better and "/silo=" not in key:
             families.setdefault(metric, {})[whose] = values
     order = sorted(families, key=_place)
     for metric in order[:MOST_HEADLINES]:
         by = families[metric]
         rounds = _means([by[""]] if "" in by else list(by.values()))
         if rounds:
-            better = max if metric.partition("/")[0] in HIGHER else min
+            reading = reading_of(metric)
+            better = max if reading and reading.better == "higher" else min
             value, round_number = better((value, number) for number, value in rounds.items())
             yield Best(metric, value, round_number)
     if not families:
