@@ -18,7 +18,7 @@ from hypothesis import settings
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.privacy.registry import VARIABLE
-from fedloom.registry import _installed, allow_only
+from fedloom.registry import _installed, _packages_of, allow_only
 from fedloom.streams import Streams
 from support import tiny_config
 
@@ -49,9 +49,11 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     folder, before = tmp_path_factory.mktemp("plugins"), set(sys.modules)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-    _installed.cache_clear()
+    for found in (_installed, _packages_of):
+        found.cache_clear()
     yield folder
-    _installed.cache_clear()
+    for found in (_installed, _packages_of):
+        found.cache_clear()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]

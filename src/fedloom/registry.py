@@ -156,6 +156,11 @@ def values_in(room: ModuleType, attribute: str) -> dict[str, Any]:
 
 
 @cache
+def _packages_of(module: str) -> tuple[str, ...]:
+    return tuple(pinned(name, version(name)) for name in sorted(set(packages_distributions().get(module, ()))))
+
+
+@cache
 def _installed(group: str) -> Mapping[str, tuple[Plugin, ...]]:
     """The plug-ins of a group by name; several of one name are a mistake that shows when one of them is asked for."""
     found: dict[str, tuple[Plugin, ...]] = {}
@@ -169,5 +174,4 @@ def plugin_at(path: str) -> Plugin:
     """The plug-in of an import path; its packages are all that bring the path's first part."""
     if not IMPORT_PATH.fullmatch(path):
         raise ConfigError(f"'{path}' is no import path; write package.module:NAME")
-    names = packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
-    return Plugin(path, tuple(pinned(name, version(name)) for name in sorted(set(names))))
+    return Plugin(path, _packages_of(path.partition(":")[0].partition(".")[0]))

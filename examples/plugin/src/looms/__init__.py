@@ -1,0 +1,1 @@
+"""A method and a prior that fedloom finds by this package's entry points."""
