@@ -177,7 +177,7 @@ def chosen_microseconds(private: bool, batch: int) -> tuple[float, str]:
         *(PRIVATE if private else ()),
     )
     _, trainer, state = prepared("mlp", 1, batch * steps, *settings)
-    engine = make_engine(trainer, state)
+    engine = make_engine(trainer)
     words = engine.describe()
     return round_microseconds(engine, state, 1, steps, torch.device("cpu")), words
 

@@ -68,13 +68,11 @@ def floor_microseconds(model: nn.Module, device: torch.device) -> float:
 def fused_microseconds(model: str, silos: int, runs: int, options: FusedOptions, rounds: int) -> tuple[float, float]:
     """Per silo-step of whole rounds (loading, training, merging), and the seconds until the first round was done."""
     members = [prepared(model, silos, RECORDS, f"seed={seed}")[1:] for seed in range(runs)]
-    (trainer, state), others = members[0], [trainer for trainer, _ in members[1:]]
-    engine = FusedEngine(trainer, options, packed=others)
+    first, *others = [trainer for trainer, _ in members]
+    engine = FusedEngine(first, options, packed=others)
     context = RoundContext(1, 2, tuple(range(silos)))
     jobs = {run: Job(start, context, lambda _: None) for run, (_, start) in enumerate(members)}
     steps, work = -(-RECORDS // BATCH) * runs, lambda: engine.rounds(jobs)
-    if options.device.type == "cpu":  # a few steps of one run are enough
-        steps, work = 4, lambda: engine.train(state, context, step_limit=4)
     first = seconds_of(work)
     best = min(seconds_of(work) for _ in range(rounds))
     engine.close()

@@ -37,7 +37,7 @@ def main() -> None:
     state = initial_state(trainer.method, trainer.federation, config)
     torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")  # the driver's start is nobody's training
     start = time.perf_counter()
-    engine = make_engine(trainer, state)
+    engine = make_engine(trainer)
     ready = time.perf_counter() - start
     steps, losses = 0, {}
     for number in range(1, config.rounds + 1):

@@ -84,7 +84,7 @@ def fedloom_round() -> float:
 
     silos = 2
     _, trainer, state = prepared("mlp", silos, 32 * STEPS, "rounds=70", "engine.name=auto", "engine.device=cpu")
-    engine = make_engine(trainer, state)
+    engine = make_engine(trainer)
     print(engine.describe(), file=sys.stderr)
     context = RoundContext(1, 70, tuple(range(silos)))
     engine.round(Job(state, context, lambda _: None))

@@ -225,8 +225,8 @@ class EngineConfig:
     name: Literal["auto", "reference", "fused"] = "auto"  # silo by silo, or all silos in one program
     device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU where there is one
     precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local steps; merging stays float32
-    workers: int = field(default=0, metadata=at_least(0))  # silos at once; 0: by trial
-    threads: int = field(default=0, metadata=at_least(0))  # of each worker; 0: by trial
+    workers: int = field(default=0, metadata=at_least(0))  # silos at once, in processes; 0: by rule, in threads
+    threads: int = field(default=0, metadata=at_least(0))  # of each worker; 0: one
     state_memory: float = field(default=512.0, metadata=above(0))  # MB of what silos keep; beyond it, it lies on disk
     checkpoint_every: int = field(default=1, metadata=at_least(1))  # rounds
     keep_checkpoints: int = field(default=2, metadata=at_least(1))  # the newest so many

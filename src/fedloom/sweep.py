@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.config import Config, load_config
-from fedloom.engines.calibration import silos_per_round
-from fedloom.engines.choice import device_of, make_pack
+from fedloom.engines.choice import device_of, make_pack, silos_per_round
 from fedloom.engines.fused import CUDA_CHUNK
 from fedloom.engines.fused_stack import kinds_of, together
 from fedloom.engines.training import Trainer
@@ -188,7 +187,7 @@ def _train_together(trials: Sequence[Trial], out: Path, observer: Observer, fede
     names, runs = list(lives), list(lives.values())
     try:
         trainers = [life.experiment.trainer for life in runs]
-        engine = make_pack(trainers, [life.state for life in runs], runs[0].earlier_choice)
+        engine = make_pack(trainers, runs[0].earlier_choice)
         try:
             failures = live_together(runs, engine, engine.rounds)
         finally:

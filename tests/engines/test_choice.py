@@ -1,22 +1,21 @@
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
 
-from engines.one_answer import EVEN, FISSION, METHODS, PRIVATE, UNEQUAL, assert_alike, config_of, trainer_of
+from engines.one_answer import EVEN, FISSION, LARGER, METHODS, PRIVATE, UNEQUAL, assert_alike, config_of, trainer_of
 from engines.test_fused import Branching, with_layer
 from fedloom.engines import choice
-from fedloom.engines.base import FederationState, Result
+from fedloom.engines.base import FederationState, Job, SiloState
 from fedloom.engines.choice import make_engine
-from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Life, resume, train
 from fedloom.federation.records import Federation
@@ -24,6 +23,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from labelled_vectors import labelled_federation
+from support import equal_bits, federation_of
 
 OPEN = ("engine.workers=0", "engine.threads=0")
 
@@ -50,47 +50,66 @@ def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(
 def test_the_reference_engine_knows_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"engine\.device = 'cuda' needs engine\.name = 'fused'"):
-        make_engine(*trainer_of(config_of("engine.name=reference", "engine.device=cuda"), UNEQUAL))
+        make_engine(trainer_of(config_of("engine.name=reference", "engine.device=cuda"), UNEQUAL)[0])
+
+
+PRETRAINED = ("privacy.pretraining=1", "sharing.scopes.encoder=silo")
+LONG = "rounds=3000"  # 2 to 6 steps a silo and round
+WIDE = "model.hidden=[1400]"  # 231,000 parameters, of which batches of 40 are heavy
 
 
 @pytest.mark.parametrize(
-    ("fused_seconds", "worth", "share", "kind"),
+    ("cores", "overrides", "chosen"),
     [
-        (1e-9, 0.0, 8.5, FusedEngine),
-        (1e9, 0.0, 8.5, ReferenceEngine),
-        (1e-9, 1e9, 8.5, ReferenceEngine),
-        (1e-9, 0.0, 7.5, ReferenceEngine),
+        (2, (*OPEN, LONG), "fused on cpu, float32, 1 stack of up to 10 silos"),
+        (3, (*OPEN, LONG), "fused on cpu, float32, 1 stack of up to 10 silos"),
+        (4, (*OPEN, LONG), "reference, 1 worker x 1 thread"),  # whose workers would be as fast, were steps heavier
+        (2, (*OPEN, "rounds=30"), "reference, 1 worker x 1 thread"),  # too short
+        (2, (*OPEN, LONG, "participation.rate=0.2"), "reference, 1 worker x 1 thread"),  # nobody to train beside
+        (2, (*OPEN, LONG, "model.network=conv", "model.channels=[3, 4]"), "reference, 1 worker x 1 thread"),
+        (2, (*OPEN, LONG, WIDE), "reference, 1 worker x 1 thread"),
+        (2, (*OPEN, LONG, WIDE, "local.batch_size=40"), "reference, 2 worker threads"),
+        (3, (*OPEN, LONG, WIDE, "local.batch_size=40"), "reference, 3 worker threads"),
+        (16, (*OPEN, LONG, WIDE, "local.batch_size=40"), "reference, 4 worker threads"),
+        (1, (*OPEN, WIDE, "local.batch_size=40"), "reference, 1 worker x 1 thread"),
+        (16, (*OPEN, WIDE, "local.batch_size=40", "engine.threads=3"), "reference, 1 worker x 3 threads"),
+        (2, (*OPEN, LONG, "engine.threads=2"), "reference, 1 worker x 2 threads"),
+        (2, (*OPEN, LONG, "engine.workers=1"), "reference, 1 worker x 1 thread"),
+        (2, (*OPEN, LONG, "engine.name=reference"), "reference, 1 worker x 1 thread"),
+        (2, ("engine.name=fused",), "fused on cpu, float32, 1 stack of up to 10 silos"),
+        (2, (*OPEN, LONG, *PRIVATE), "fused on cpu, float32, 1 stack of up to 10 silos"),
+        (
+            2,
+            (*OPEN, LONG, *PRIVATE, "privacy.pretraining=1", "sharing.scopes.encoder=silo"),
+            "reference, 1 worker x 1 thread",
+        ),
     ],
-    ids=["faster", "slower", "short", "few steps"],
 )
-def test_auto_takes_the_faster_one_where_measuring_pays(
-    fused_seconds: float, worth: float, share: float, kind: type, monkeypatch: pytest.MonkeyPatch
+def test_on_a_cpu_rules_choose(
+    cores: int, overrides: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trials of 1, 2 and 5 silos at once, 29 steps each, are 7.73 times the 30 silo-steps of the run."""
-    monkeypatch.setattr(choice, "TRIAL_SHARE", share)
-    monkeypatch.setattr(choice, "WORTH_TRYING_FUSED", worth)
-    monkeypatch.setattr(choice, "_fused_seconds", lambda *_: fused_seconds)
-    assert isinstance(make_engine(*trainer_of(config_of(*OPEN), UNEQUAL)), kind)
-    # Who sets workers or threads has the reference engine in mind.
-    assert isinstance(make_engine(*trainer_of(config_of(), UNEQUAL)), ReferenceEngine)
-
-
-def test_the_fastest_chunk_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: {1: 3.0, 2: 1.0, 5: 2.0}[engine.chunk])
-    engine = make_engine(*trainer_of(config_of("engine.name=fused"), UNEQUAL))
-    assert isinstance(engine, FusedEngine)
-    assert engine.describe() == "fused on cpu, float32, 1 stack of up to 2 silos"
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    trainer, _ = trainer_of(config_of(*overrides), LARGER if PRIVATE[0] in overrides else UNEQUAL)
+    engine = make_engine(trainer)
+    assert engine.describe() == chosen
+    engine.close()
+    if "fused" in chosen:  # and just enough work for it
+        monkeypatch.setattr(choice, "WORTH_BATCHING", choice._steps(trainer) * 5)
+        assert choice._worth_batching(trainer) == ("engine.name=fused" not in overrides)
+        monkeypatch.setattr(choice, "WORTH_BATCHING", choice._steps(trainer) * 5 + 1)
+        assert not choice._worth_batching(trainer)
 
 
 @pytest.mark.parametrize("name", ["fused", "auto"])
 def test_what_cannot_be_batched_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "WORTH_TRYING_FUSED", 0.0)
-    monkeypatch.setattr(choice, "TRIAL_SHARE", float("inf"))
+    monkeypatch.setattr(choice, "WORTH_BATCHING", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     method, federation = with_layer(Branching())
-    trainer, state = trainer_of(config_of(*OPEN, f"engine.name={name}"), federation, method)
+    trainer, _ = trainer_of(config_of(*OPEN, f"engine.name={name}"), federation, method)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        engine = make_engine(trainer, state)
+        engine = make_engine(trainer)
     assert isinstance(engine, ReferenceEngine)
     said = [str(w.message) for w in caught if issubclass(w.category, FedloomWarning)]
     # Asked for by name, the person is told; "auto" has promised nothing.
@@ -122,23 +141,18 @@ def test_a_fused_run_equals_a_reference_run_and_resumes_on_either(tmp_path: Path
     assert_alike(load_checkpoint(tmp_path / "fused").server, wanted.server, {})
 
 
-def test_a_resumed_run_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_fused_seconds", lambda *_: pytest.fail("measured again"))
-    earlier = {"name": "fused", "device": "cpu", "chunk": 2, "matrix_convolutions": False, "compiled": False}
-    engine = make_engine(*trainer_of(config_of(*OPEN), UNEQUAL), earlier)
+@pytest.mark.parametrize(
+    ("overrides", "earlier"),
+    [
+        (OPEN, {"name": "fused", "device": "cpu", "chunk": 2, "matrix_convolutions": False, "compiled": False}),
+        (OPEN, {"name": "reference", "device": "cpu", "threads": 3}),
+        (("engine.workers=1", "engine.threads=0"), {"name": "reference", "device": "cpu", "threads": 1}),
+    ],
+)
+def test_a_resumed_run_makes_the_same_choices(overrides: tuple[str, ...], earlier: dict[str, object]) -> None:
+    engine = make_engine(trainer_of(config_of(*overrides), UNEQUAL)[0], earlier)
     assert engine.choice() == earlier
-    earlier = {"name": "reference", "device": "cpu", "threads": 1}
-    assert (
-        make_engine(*trainer_of(config_of("engine.workers=1", "engine.threads=0"), UNEQUAL), earlier).choice()
-        == earlier
-    )
-
-
-def test_measured_times_are_those_of_steps() -> None:
-    trainer, state = trainer_of(config_of(*OPEN), UNEQUAL)
-    engine, seconds = choice.fastest_fused(trainer, state, torch.device("cpu"))
-    assert engine.chunk in (1, 2, 5)
-    assert 0 < seconds < 1
+    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -161,27 +175,17 @@ def test_a_run_is_measured_where_it_is_trained(
     assert measured == [device, device]
 
 
-class Batching:
-    """Stands in for an engine on a GPU, and takes the time that it is told."""
-
-    def __init__(
-        self, trainer: Trainer, options: FusedOptions, stacks: object = None, packed: Sequence[Trainer] = ()
-    ) -> None:
-        real = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
-        self.options, self.convolutions, self.convolutional = options, real.convolutions, real.convolutional
-        self.follows_rounds = real.follows_rounds
-
-    @property
-    def manner(self) -> str:
-        return ("products" if self.options.matrix_convolutions else "groups") + ", compiled" * self.options.compiled
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, memory: float = 150e9) -> None:
+    """Stacks stay on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+    monkeypatch.setattr(choice, "stacks_of", lambda trainers, _: stacks_of(trainers, torch.device("cpu")))
+    monkeypatch.setattr(choice, "FusedEngine", lambda _, options, *__: SimpleNamespace(options=options))
 
 
-def pretend_gpu(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
-    """Every run has 25 silo-steps left, which take so many seconds each."""
-    monkeypatch.setattr(choice, "FusedEngine", Batching)
-    monkeypatch.setattr(choice, "stacks_of", lambda *_: [])
-    monkeypatch.setattr(choice, "steps_left", lambda *_: 25.0)
-    monkeypatch.setattr(choice, "_fused_seconds", lambda engine, *_: seconds[engine.manner])
+def manner(engine: object) -> str:
+    assert isinstance(engine, SimpleNamespace)
+    return ("products" if engine.options.matrix_convolutions else "groups") + ", compiled" * engine.options.compiled
 
 
 VECTORS = labelled_federation()
@@ -194,60 +198,86 @@ BRANCHES = "mlp and convolutions"  # a stack of each
 
 
 @pytest.mark.parametrize(
-    ("seconds", "federation", "overrides", "chosen"),
+    ("rounds", "federation", "overrides", "chosen"),
     [
-        pytest.param({"groups": 20, "products": 10}, EVEN, (GAN,), "products, compiled", id="all"),
-        pytest.param({"groups": 10, "products": 20}, EVEN, (GAN, SOME), "products, compiled", id="some"),
-        pytest.param({"groups": 10, "products": 20}, UNEQUAL, (GAN, SOME), "groups", id="unequal"),
-        pytest.param({"groups": 10, "products": 20}, EVEN, (GAN, SOME, *PRIVATE), "groups", id="private"),
-        pytest.param({"groups": 9.5, "products": 20}, EVEN, (GAN,), "groups", id="short"),
-        pytest.param({"groups": 10, "products": 20}, EVEN, (*METHODS[BRANCHES], SOME), "groups", id="some branches"),
-        pytest.param({"groups": 10}, EVEN, (SOME,), "groups", id="some, no convolutions"),
-        pytest.param({"groups": 10}, EVEN, (), "products, compiled", id="all, no convolutions"),
-        pytest.param({"groups": 10}, VECTORS, HEAD, "products, compiled", id="vectors"),
-        pytest.param({"groups": 10}, VECTORS, FOLLOWING, "groups", id="following the rounds"),
+        # 4 steps of 2 phases for 5 silos and 4 more places, or for 2 (of a round of some) and 4; a million are enough.
+        pytest.param(13_889, EVEN, (GAN,), "products, compiled", id="all"),
+        pytest.param(13_888, EVEN, (GAN,), "groups", id="short"),
+        pytest.param(20_834, EVEN, (GAN, SOME), "products, compiled", id="some"),
+        pytest.param(20_833, EVEN, (GAN, SOME, "engine.precision=tf32"), "products", id="short, tf32"),
+        pytest.param(99_999, UNEQUAL, (GAN, SOME), "groups", id="unequal"),
+        pytest.param(99_999, EVEN, (GAN, SOME, *PRIVATE), "groups", id="private"),
+        pytest.param(999_999, EVEN, (*METHODS[BRANCHES], SOME), "groups", id="some branches"),
+        # 4 steps for 5 silos and 30 more places; fifteen millions are enough.
+        pytest.param(107_143, EVEN, (), "products, compiled", id="all, no convolutions"),
+        pytest.param(107_142, EVEN, (), "groups", id="short, no convolutions"),
+        pytest.param(999_999, EVEN, (SOME,), "groups", id="some, no convolutions"),
+        pytest.param(999_999, VECTORS, HEAD, "products, compiled", id="vectors"),
+        pytest.param(999_999, VECTORS, FOLLOWING, "groups", id="following the rounds"),
     ],
 )
 def test_how_a_gpu_takes_a_step(
-    seconds: dict[str, float],
-    federation: Federation,
-    overrides: tuple[str, ...],
-    chosen: str,
-    monkeypatch: pytest.MonkeyPatch,
+    rounds: int, federation: Federation, overrides: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was fastest; compiled if more than four minutes are left and one compilation does."""
-    pretend_gpu(monkeypatch, seconds)
-    trainer, state = trainer_of(config_of(*overrides), federation)
-    engine, _ = choice.fastest_fused(trainer, state, torch.device("cuda"))
-    assert isinstance(engine, Batching)
-    assert engine.manner == chosen
+    """Compiled if there is enough to do, and one compilation serves all of it."""
+    pretend_gpu(monkeypatch)
+    trainer, _ = trainer_of(config_of(*overrides, "rounds=9"), federation)
+    config = replace(trainer.config, rounds=rounds)  # only now: who takes part is drawn for every round
+    assert manner(make_engine(replace(trainer, config=config))) == chosen
 
 
-@pytest.mark.parametrize(("runs", "compiled"), [(1, False), (2, False), (3, True)])
-def test_a_pack_is_compiled_if_its_runs_take_long_together(
+@pytest.mark.parametrize(("runs", "compiled"), [(1, False), (2, True)])
+def test_a_pack_is_compiled_if_its_runs_have_enough_to_do_together(
     runs: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """25 steps of four seconds are 100 seconds a run; from four minutes on it is worth it."""
-    pretend_gpu(monkeypatch, {"groups": 4, "products": 5})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    members = [trainer_of(config_of(GAN, SOME, "engine.name=fused", f"seed={seed}"), EVEN) for seed in range(runs)]
-    engine = choice.make_pack([trainer for trainer, _ in members], [state for _, state in members])
-    assert engine.options.compiled == compiled
+    """8 steps a round for 5 or 10 silos, and 4 more places."""
+    pretend_gpu(monkeypatch)
+    rounds = "rounds=9000"
+    members = [trainer_of(config_of(GAN, "engine.name=fused", rounds, f"seed={n}"), EVEN)[0] for n in range(runs)]
+    assert choice.make_pack(members).options.compiled == compiled
 
 
-@pytest.mark.parametrize(("device", "steps"), [("cpu", 13), ("cuda", 49)])
-def test_trials_on_a_gpu_are_longer(device: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a round there costs beside its steps varies so much that twelve of them would drown in it."""
-    trainer, state = trainer_of(config_of(GAN, SOME), EVEN)
-    limits: list[int | None] = []
+@pytest.mark.parametrize(("copies", "chunk"), [(0.5, 1), (8.0, 8), (8.9, 8), (1000.0, 128)])
+def test_as_many_silos_train_at_once_as_half_of_the_memory_holds(
+    copies: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = trainer_of(config_of(), EVEN)
+    (model,) = choice._models(trainer)
+    weights = 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    pretend_gpu(monkeypatch, memory=2 * 8 * weights * copies)
+    engine = make_engine(trainer)
+    assert isinstance(engine, SimpleNamespace)
+    assert engine.options.chunk == chunk
 
-    def noted(_: FusedEngine, __: FederationState, ___: RoundContext, step_limit: int | None = None) -> list[Result]:
-        limits.append(step_limit)
-        return cast(list[Result], [SimpleNamespace(steps=step_limit)])
 
-    monkeypatch.setattr(FusedEngine, "train", noted)
-    engine = FusedEngine(trainer, FusedOptions(torch.device("cpu")))
-    monkeypatch.setattr(engine, "options", FusedOptions(torch.device(device)))
-    monkeypatch.setattr(engine, "close", lambda: None)
-    choice._fused_seconds(engine, trainer, state)
-    assert limits == [1, 1, 1, steps, steps]
+THREE = federation_of([0] * 33, [1] * 7, [0, 1] * 10)
+
+
+def test_worker_threads_give_the_bits_of_the_plain_loop() -> None:
+    """Private encoders, which draw fresh weights in the first round, and kept moments, over two rounds."""
+    config = config_of("sharing.scopes.encoder=silo", "local.keep_optimizer=true")
+    trainer, start = trainer_of(config, THREE)
+
+    def after_two_rounds(engine: ReferenceEngine) -> FederationState:
+        state = start
+        for number in (1, 2):
+            state, _ = engine.round(Job(state, RoundContext(number, 2, (0, 1, 2)), lambda _: None))
+        engine.close()
+        return state
+
+    plain = after_two_rounds(ReferenceEngine(trainer))
+    spread = after_two_rounds(ReferenceEngine(trainer, workers=2, kind="thread"))
+    assert all(equal_bits(plain.server.blocks[key], spread.server.blocks[key]) for key in plain.server.blocks)
+    nothing = SiloState()
+    assert all(equal_bits(plain.silos[i].tensors, spread.silos.get(i, nothing).tensors) for i in (0, 1, 2))
+
+
+def test_an_engine_sets_its_threads_again_when_another_was_tried() -> None:
+    trainer, state = trainer_of(config_of(), THREE)
+    engine = ReferenceEngine(trainer, threads=2)
+    ReferenceEngine(trainer, threads=1)
+    try:
+        next(iter(engine.train(engine.tasks(state, RoundContext(1, 1, (1,))))))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -31,7 +31,7 @@ from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable, WholeTable
 from fedloom.engines.fused_runner import GraphRunner, Recorder
-from fedloom.engines.fused_stack import Stack, stacks_of
+from fedloom.engines.fused_stack import Stack
 from fedloom.engines.fused_step import WatchedContext
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.reference import ReferenceEngine
@@ -171,8 +171,8 @@ def test_records_are_sent_again_when_their_place_has_moved() -> None:
         assert torch.equal(table.records.x[offset : offset + len(small)], small.train.x)
 
 
-def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both were given the same stacks, as those that are tried on a GPU are; the first has its steps recorded."""
+def test_an_engine_that_halves_its_chunk_reads_records_where_they_lie_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was recorded reads them in their old place."""
 
     def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
         def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Placed:
@@ -185,13 +185,11 @@ def test_an_engine_that_halves_its_chunk_leaves_the_records_of_another_alone(mon
     trainer, start = trainer_of(config_of(FISSION), UNEQUAL)
     everybody = (0, 1, 2, 3, 4)
     wanted, _, _ = rounds_of(ReferenceEngine(trainer), start, (everybody, everybody))
-    stacks = stacks_of((trainer,), CPU)
-    first, second = (FusedEngine(trainer, IN_CHUNKS, stacks) for _ in range(2))
-    halfway, _, _ = rounds_of(first, start, (everybody,))
+    engine = FusedEngine(trainer, IN_CHUNKS)
+    halfway, _, _ = rounds_of(engine, start, (everybody,))
     with pytest.warns(FedloomWarning, match="with 1 silos at once"):
-        second._halve(0, torch.OutOfMemoryError())
-    rounds_of(second, start, (everybody,))
-    ours, _, _ = rounds_of(first, halfway, (everybody,))
+        engine._halve(0, torch.OutOfMemoryError())
+    ours, _, _ = rounds_of(engine, halfway, (everybody,))
     for key, tensors in wanted.server.blocks.items():
         assert_alike(ours.server.blocks[key], tensors, start.server.blocks[key])
 

@@ -372,7 +372,7 @@ def test_mistakes_are_named_before_a_folder_exists(
 def test_every_engine_takes_a_method_that_trains_nothing(name: str) -> None:
     trainer = planned(tiny_config(f"engine.name={name}"), one_shot(), FEDERATION)
     state = initial_state(trainer.method, FEDERATION, trainer.config)
-    engine = make_engine(trainer, state)
+    engine = make_engine(trainer)
     after, report = engine.round(Job(state, RoundContext(1, 2, (0, 1, 2)), lambda _: None))
     assert (report.steps, report.terms) == (0, {})
     pooled = torch.cat([silo.train.x for silo in FEDERATION.silos]).mean(dim=0)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from engines.killing import resume_until_write, train_until_killed, train_until_write
-from fedloom.engines import choice
 from fedloom.engines.base import RoundReport
 from fedloom.errors import RunFolderError
 from fedloom.experiment import Observer, resume, train
@@ -102,11 +101,9 @@ def test_what_lies_on_disk_changes_nothing(
     undisturbed: tuple[Path, list[int]],
     overflowing: tuple[Path, list[int]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, other = undisturbed[0], overflowing[0]
     if engine == "fused":
-        monkeypatch.setattr(choice, "CPU_CHUNKS", (2,))  # else the clock chooses, and other chunks round otherwise
         one, other = tmp_path / "roomy", tmp_path / "tight"
         train(tiny_config(*KEEPING, "engine.name=fused", "engine.workers=0"), one)
         train(tiny_config(*KEEPING, "engine.name=fused", "engine.workers=0", TIGHT), other)

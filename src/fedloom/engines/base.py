@@ -60,7 +60,7 @@ class Task:
     context: RoundContext
     received: Tensors  # parameter name in the silo's model -> value sent down
     state: SiloState
-    step_limit: int | None = None  # calibration stops early
+    step_limit: int | None = None  # instead of the configured number; nothing then goes beside the blocks
     mechanism: DPSGD | None = None  # None: no privacy
     secret: Randomness | None = None  # of all that records are drawn and hidden by in this round
 

@@ -1,77 +1,69 @@
-"""Which engine, and how: as asked for, else measured at the start on the run's own work."""
+"""Which engine, and how: as asked for, else by rules on the configuration and the machine alone, never on a clock.
+
+So the same experiment with the same seed has the same bits on every machine of a type. Each rule's measurement is in
+docs/engines.md.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedloom.config import EngineConfig
-from fedloom.engines.base import Engine, FederationState
-from fedloom.engines.calibration import (
-    WORTH_CHANGING,
-    fastest_reference,
-    seconds_per_step,
-    silos_per_round,
-    steps_left,
-    steps_of_trials,
-)
+from fedloom.engines.base import Engine
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
-from fedloom.engines.fused_stack import stacks_of
-from fedloom.engines.fused_support import UnsupportedError
+from fedloom.engines.fused_layers import has_convolutions
+from fedloom.engines.fused_places import FIXED, fillable
+from fedloom.engines.fused_stack import Stack, kinds_of, stacks_of
+from fedloom.engines.fused_support import UnsupportedError, tried
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
-from fedloom.federation.rounds import RoundContext
 
-WORTH_TRYING_FUSED = 20.0  # seconds of work left on a CPU, below which measuring would cost more than it could save
-TRIAL_SHARE = 0.05  # of the steps left may go into trying the fused engine
-WORTH_COMPILING = 240.0  # seconds of work left on a GPU, below which compilation is not earned back
-CPU_CHUNKS = (1, 2, 5, 10)
+CPU_CHUNK = 10  # silos at once on a CPU
+SMALL = 150_000  # parameters of a model of which so many silos stay in a CPU's cache, with their moments
+WORTH_BATCHING = 13_000  # steps of single silos on a CPU, below which the fused engine's start is not earned back
+STACK_IN_WORKERS = 3  # a stack on one core is as fast as so many workers
+WORKER_THREADS = 4  # more would wait for each other, since a quarter of a step is Python's
+WORTH_A_THREAD = 2**23  # parameters times rows of a batch: what a step computes while another thread has Python
+WORTH_COMPILING = {True: 1e6, False: 1.5e7}  # places worked on in all steps: with convolutions, and without
+COPIES = 8  # of a silo's weights: themselves, gradients, moments, what was received, and room to work
+MEMORY_SHARE = 0.5  # of the device's
 UNKNOWN: Mapping[str, Any] = {}
 
 
-def make_engine(trainer: Trainer, state: FederationState, earlier: Mapping[str, Any] = UNKNOWN) -> Engine:
+def make_engine(trainer: Trainer, earlier: Mapping[str, Any] = UNKNOWN) -> Engine:
     """The engine that the configuration asks for.
 
-    ``earlier`` is the choice of the run that is resumed: what is still left open is taken from there, not measured
-    again, because another choice may change the last bit.
+    ``earlier`` is the choice of the run that is resumed: what is left open is taken from there, because another choice,
+    on another machine, may change the last bit.
     """
     wanted = trainer.config.engine
     device = device_of(wanted)
-    name = wanted.name
-    if not trainer.method.phases:  # nothing to batch, nothing to measure
-        return ReferenceEngine(trainer, workers=max(wanted.workers, 1), threads=max(wanted.threads, 1))
-    if name == "auto" and earlier.get("device") == device.type:
-        name = earlier["name"]
-    if name == "reference" and earlier.get("threads") and not wanted.threads:
-        config = replace(trainer.config, engine=replace(wanted, threads=earlier["threads"]))
-        trainer = replace(trainer, config=config)
-    options = _earlier_options(wanted, device, earlier)
-    if name == "fused" and options is not None:
-        return _fused_or_reference(trainer, state, lambda: FusedEngine(trainer, options))
-    return ENGINES[name](trainer, state, device)
+    same_device = earlier.get("device") == device.type
+    if not trainer.method.phases:  # nothing to batch
+        return _reference(trainer, 1)
+    threads = earlier.get("threads", 1)
+    name = str(earlier["name"]) if wanted.name == "auto" and same_device else wanted.name
+    if name == "reference" or (name == "auto" and device.type == "cpu" and not _worth_batching(trainer)):
+        return _reference(trainer, threads)
+    try:
+        return _fused((trainer,), device, earlier)
+    except UnsupportedError as error:
+        if name == "fused" or device.type != "cpu":  # "auto" has promised nothing on a CPU
+            warnings.warn(f"{error}; the reference engine takes over", FedloomWarning, stacklevel=2)
+        return _reference(trainer, threads)
 
 
-def make_pack(
-    trainers: Sequence[Trainer], states: Sequence[FederationState], earlier: Mapping[str, Any] = UNKNOWN
-) -> FusedEngine:
-    """One fused engine for several runs, batched as is best for the first of them; ``earlier`` is its old choice."""
-    first, device = trainers[0], device_of(trainers[0].config.engine)
-    options = _earlier_options(first.config.engine, device, earlier)
-    if options is None:
-        beside = sum(map(steps_left, trainers[1:], states[1:]))
-        options = fastest_fused(first, states[0], device, beside)[0].options
-    return FusedEngine(first, options, packed=trainers[1:])
-
-
-def _earlier_options(wanted: EngineConfig, device: torch.device, earlier: Mapping[str, Any]) -> FusedOptions | None:
-    if earlier.get("name") != "fused" or earlier["device"] != device.type:
-        return None
-    return FusedOptions(device, wanted.precision, earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"])
+def make_pack(trainers: Sequence[Trainer], earlier: Mapping[str, Any] = UNKNOWN) -> FusedEngine:
+    """One fused engine for several runs; ``earlier`` is the old choice of the first of them."""
+    return _fused(trainers, device_of(trainers[0].config.engine), earlier)
 
 
 def device_of(wanted: EngineConfig) -> torch.device:
@@ -91,103 +83,89 @@ def device_of(wanted: EngineConfig) -> torch.device:
     return device
 
 
-def _reference(trainer: Trainer, state: FederationState, _: torch.device) -> Engine:
-    return fastest_reference(trainer, state)[0]
+def silos_per_round(trainer: Trainer) -> int:
+    """How many silos are expected to take part in a round."""
+    return max(1, round(trainer.config.participation.rate * len(trainer.federation)))
 
 
-def _fused(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
-    return _fused_or_reference(trainer, state, lambda: fastest_fused(trainer, state, device)[0])
+def _steps(trainer: Trainer) -> float:
+    """Of a silo in the whole run, on average, each of all phases."""
+    steps = sum(map(trainer.steps, range(len(trainer.federation)))) / len(trainer.federation)
+    return trainer.config.rounds * steps * len(trainer.method.phases)
 
 
-def _auto(trainer: Trainer, state: FederationState, device: torch.device) -> Engine:
-    """On a GPU always fused; on a CPU whatever is faster, unless the person has set workers or threads."""
-    if device.type == "cuda":
-        return _fused(trainer, state, device)
-    reference, seconds = fastest_reference(trainer, state)
-    wanted, left = trainer.config.engine, steps_left(trainer, state)
-    short = seconds * left < WORTH_TRYING_FUSED or steps_of_trials(_chunks(trainer)) > TRIAL_SHARE * left
-    if wanted.workers or wanted.threads or short:
-        return reference
-    try:
-        fused, fused_seconds = fastest_fused(trainer, state, device)
-    except UnsupportedError:
-        return reference
-    if fused_seconds * WORTH_CHANGING < seconds:
-        reference.close()
-        return fused
-    return reference
+def _reference(trainer: Trainer, threads: int) -> ReferenceEngine:
+    """Worker threads where steps are heavy; they change no bit. Processes, and threads within a step, if asked for."""
+    wanted = trainer.config.engine
+    if wanted.workers:
+        return ReferenceEngine(trainer, wanted.workers, wanted.threads or threads)
+    crew = min(_cores(), silos_per_round(trainer), WORKER_THREADS)
+    heavy = max(map(_parameters, _models(trainer)), default=0) * trainer.config.local.batch_size >= WORTH_A_THREAD
+    if crew == 1 or not heavy or (wanted.threads or threads) > 1:
+        return ReferenceEngine(trainer, 1, wanted.threads or threads)
+    return ReferenceEngine(trainer, crew, kind="thread")
 
 
-ENGINES: dict[str, Callable[[Trainer, FederationState, torch.device], Engine]] = {
-    "auto": _auto,
-    "reference": _reference,
-    "fused": _fused,
-}
-
-
-def _fused_or_reference(trainer: Trainer, state: FederationState, make: Callable[[], Engine]) -> Engine:
-    try:
-        return make()
-    except UnsupportedError as error:
-        warnings.warn(f"{error}; the reference engine takes over", FedloomWarning, stacklevel=4)
-        return fastest_reference(trainer, state)[0]
-
-
-def fastest_fused(
-    trainer: Trainer, state: FederationState, device: torch.device, beside: float = 0.0
-) -> tuple[FusedEngine, float]:
-    """The fastest way to batch the silos, and its seconds per silo-step.
-
-    ``beside``: how many silo-steps other runs of the same pack have left, for which one compilation does as well.
-    """
-    precision = trainer.config.engine.precision
-    stacks = stacks_of((trainer,), device)  # the records are brought to the device once for all that are tried
-    if device.type == "cpu":
-        every = [FusedOptions(device, precision, chunk) for chunk in _chunks(trainer)]
-        candidates = [FusedEngine(trainer, options, stacks) for options in every]
-    else:
-        options = FusedOptions(device, precision, CUDA_CHUNK, matrix_convolutions=False)
-        candidates = [FusedEngine(trainer, options, stacks)]
-        if candidates[0].convolutions:
-            candidates.append(FusedEngine(trainer, replace(options, matrix_convolutions=True), stacks))
-    seconds = {engine: _fused_seconds(engine, trainer, state) for engine in candidates}
-    best = min(candidates, key=lambda engine: seconds[engine])
-    long = device.type == "cuda" and seconds[best] * (steps_left(trainer, state) + beside) > WORTH_COMPILING
-    if long and _worth_filling(best, trainer):
-        # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
-        return FusedEngine(trainer, replace(options, matrix_convolutions=True, compiled=True), stacks), 0.0
-    return best, seconds[best]
-
-
-def _chunks(trainer: Trainer) -> list[int]:
-    """How many silos at once are worth trying on a CPU."""
-    return [chunk for chunk in CPU_CHUNKS if chunk <= silos_per_round(trainer)]
-
-
-def _worth_filling(engine: FusedEngine, trainer: Trainer) -> bool:
-    """Whether steps over all places, for which one compilation does, are faster than plain ones of the silos there.
-
-    Compiled convolutions are, by far; other layers gain less than the places without a silo cost, so there everybody
-    must take part. Private steps were never compiled on a GPU. An objective that follows the rounds would be compiled
-    anew in each.
-    """
-    if (
-        trainer.privacy
-        or engine.follows_rounds
-        or len({trainer.steps(silo) for silo in range(len(trainer.federation))}) > 1
-    ):
-        return False
-    everybody = trainer.config.participation.rate == 1.0 or len(trainer.federation) == 1
-    return everybody or engine.convolutional
-
-
-def _fused_seconds(engine: FusedEngine, trainer: Trainer, state: FederationState) -> float:
-    """Wall time per silo-step."""
-    context = RoundContext(1, 1, tuple(range(min(silos_per_round(trainer), engine.chunk))))
-    seconds = seconds_per_step(
-        lambda limit: sum(r.steps for r in engine.train(state, context, step_limit=limit)),
-        trainer,
-        engine.options.device.type,
+def _worth_batching(trainer: Trainer) -> bool:
+    """Whether a stack on a CPU is faster than the plain loop; who sets workers or threads has the loop in mind."""
+    wanted, silos, models = trainer.config.engine, silos_per_round(trainer), _models(trainer)
+    return (
+        not (wanted.workers or wanted.threads)
+        and silos > 1
+        and min(_cores(), silos) <= STACK_IN_WORKERS
+        and max(map(_parameters, models)) <= SMALL
+        and not any(map(has_convolutions, models))
+        and _steps(trainer) * silos >= WORTH_BATCHING
     )
-    engine.close()
-    return seconds
+
+
+def _fused(trainers: Sequence[Trainer], device: torch.device, earlier: Mapping[str, Any]) -> FusedEngine:
+    stacks, precision = stacks_of(trainers, device), trainers[0].config.engine.precision
+    if earlier.get("name") == "fused" and earlier.get("device") == device.type:
+        chunk, products, compiled = earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"]
+    elif device.type == "cpu":
+        chunk, products, compiled = CPU_CHUNK, True, False
+    else:
+        compiled = worth_compiling(trainers, stacks)
+        # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
+        chunk, products = fitting(stacks, device), compiled or precision == "tf32"
+    return FusedEngine(trainers[0], FusedOptions(device, precision, chunk, products, compiled), stacks, trainers[1:])
+
+
+def fitting(stacks: Sequence[Stack], device: torch.device) -> int:
+    """How many silos train at once on a GPU, by the memory that it has in all; what else lies there is not known."""
+    memory = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    largest = max(sum(tensor.nbytes for tensor in stack.model.state_dict().values()) for stack in stacks)
+    return max(1, min(CUDA_CHUNK, int(memory / (COPIES * max(1, largest)))))
+
+
+def worth_compiling(trainers: Sequence[Trainer], stacks: Sequence[Stack]) -> bool:
+    """Whether a GPU has so much to do that compiled steps earn their compilation back, and a single one does.
+
+    It takes steps over all places. Compiled convolutions are faster by far; other layers gain less than the places
+    without a silo cost, so there everybody must take part. Private steps were never compiled on a GPU. An objective
+    that follows the rounds would be compiled anew in each.
+    """
+    convolutional = [has_convolutions(stack.model) for stack in stacks]
+    silos, fixed = sum(map(silos_per_round, trainers)), FIXED[any(convolutional)]
+    if _steps(trainers[0]) * (silos + fixed * math.ceil(silos / CUDA_CHUNK)) < WORTH_COMPILING[any(convolutional)]:
+        return False
+    everybody = all(each.config.participation.rate == 1.0 or len(each.federation) == 1 for each in trainers)
+    return (
+        (everybody or all(convolutional))
+        and all(map(fillable, stacks))
+        and not any(trial.looked_at for stack in stacks for trial in tried(stack))
+    )
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _models(trainer: Trainer) -> list[nn.Module]:
+    """One of each kind of silo."""
+    return [silos[0][1] for _, silos in kinds_of(trainer)]
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -5,7 +5,6 @@ Several runs may share an engine: silos that compute the same function train in 
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,6 @@ from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
-from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import Lesson, ServerState, Taught
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
@@ -59,10 +57,7 @@ class FusedEngine:
         stacks: Sequence[Stack] | None = None,
         packed: Sequence[Trainer] = (),
     ) -> None:
-        """``stacks`` that another engine has as well spare their records a second way to the device.
-
-        ``packed`` are the trainers of further runs.
-        """
+        """``packed`` are the trainers of further runs; ``stacks`` those of all runs, where they are made already."""
         self._trainers, self.options = (trainer, *packed), options
         for trainer in self._trainers:
             if trainer.config.privacy.pretraining:
@@ -70,11 +65,7 @@ class FusedEngine:
             if not trainer.method.phases:
                 raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
         self.chunk = options.chunk
-        stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
-        # Layers are rewritten in place, and not alike in every engine.
-        self._stacks = [
-            replace(stack, model=copy.deepcopy(stack.model), table=stack.table.for_engine()) for stack in stacks
-        ]
+        self._stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.
         self._probes = [
             [probed(stack, phase) for phase in stack.kind.phases] if stack.kind.privacy else []
@@ -91,21 +82,6 @@ class FusedEngine:
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
-    @property
-    def convolutions(self) -> int:
-        """How many there are in all stacks."""
-        return sum(self._convolutions)
-
-    @property
-    def convolutional(self) -> bool:
-        """Whether every stack has some."""
-        return all(self._convolutions)
-
-    @property
-    def follows_rounds(self) -> bool:
-        """Whether an objective looks at the round, so that no step serves for all of them."""
-        return any(trial.looked_at for trials in self._trials for trial in trials)
-
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
         device = self.options.device
@@ -116,7 +92,7 @@ class FusedEngine:
         parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {most} silos"]
         if len(self._trainers) > 1:
             parts.append(f"{len(self._trainers)} runs packed")
-        if self.convolutions:
+        if any(self._convolutions):
             parts.append("convolutions " + ("as matrix products" if self.options.matrix_convolutions else "in groups"))
         if self.options.compiled:
             parts.append("compiled")
@@ -152,19 +128,10 @@ class FusedEngine:
         taught = self._classroom.teach(lessons) if lessons else {}
         return {run: under_way.concluded(taught.get(run)) for run, under_way in runs.items()}
 
-    def train(self, state: FederationState, context: RoundContext, step_limit: int | None = None) -> list[Result]:
-        """The silos' half of a round of the first run, with nothing beside their blocks."""
-        outcome = self.train_together({0: Job(state, context, lambda _: None)}, step_limit)[0]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def train_together(
-        self, jobs: Mapping[int, Job], step_limit: int | None = None
-    ) -> dict[int, list[Result] | Exception]:
-        """The same of several runs."""
+    def train_together(self, jobs: Mapping[int, Job]) -> dict[int, list[Result] | Exception]:
+        """The silos' half of a round of several runs, with nothing beside their blocks."""
         runs = {run: RunRound(self._members[run], job, trial=True) for run, job in jobs.items()}
-        self._train(runs, step_limit)
+        self._train(runs)
         return {run: under_way.error or under_way.results for run, under_way in runs.items()}
 
     def refilled(self, records: Mapping[int, Records]) -> bool:
@@ -182,7 +149,7 @@ class FusedEngine:
         if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _train(self, runs: Mapping[int, RunRound], step_limit: int | None = None) -> None:
+    def _train(self, runs: Mapping[int, RunRound]) -> None:
         chosen = {run: set(under_way.job.context.participants) for run, under_way in runs.items()}
         for number, stack in enumerate(self._stacks):
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
@@ -190,7 +157,7 @@ class FusedEngine:
             while left := [member for member in left if runs[member.run].error is None]:
                 chunk = self._next_chunk(left, self._places(number, stack))
                 try:
-                    self._train_chunk(number, stack, chunk, runs, step_limit)
+                    self._train_chunk(number, stack, chunk, runs)
                 except torch.OutOfMemoryError as error:
                     self._halve(number, error)
                     continue
@@ -265,13 +232,12 @@ class FusedEngine:
         stack: Stack,
         members: Sequence[Member],
         runs: Mapping[int, RunRound],
-        step_limit: int | None,
     ) -> None:
         start = time.perf_counter()
         program, runner = self._program(number, stack)
         context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
         program.begin(context, [runs[member.run].secret(member.index) for member in members if member.trainer.privacy])
-        schedule = program.schedule(members, context.round, step_limit)
+        schedule = program.schedule(members, context.round)
         runner.prepare(schedule.counts(), context.round)
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):

@@ -77,8 +77,8 @@ class Stretches(ABC):
 class Schedule(Stretches):
     """What the silos of a chunk do in a round."""
 
-    def __init__(self, stack: Stack, members: Sequence[Member], round: int, limit: int | None = None) -> None:
-        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+    def __init__(self, stack: Stack, members: Sequence[Member], round: int) -> None:
+        super().__init__([member.steps for member in members])
         self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
         self._seeds = [member.trainer.config.seed for member in members]
         sizes = [len(member.silo) for member in members]

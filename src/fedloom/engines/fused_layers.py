@@ -137,6 +137,11 @@ class StackedGroupNorm(nn.Module):
         return normal * self.weight.reshape(per_channel) + self.bias.reshape(per_channel)
 
 
+def has_convolutions(model: nn.Module) -> bool:
+    """Whether a model that has not been rewritten has some."""
+    return any(map(_plain_convolution, model.modules()))
+
+
 def rewritten(model: nn.Module, matrix_convolutions: bool) -> int:
     """Replace layers inside a model; the names of its parameters stay. Returns how many convolutions there were."""
     count = 0

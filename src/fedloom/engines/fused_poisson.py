@@ -74,10 +74,9 @@ class PrivateSchedule(Stretches):
         members: Sequence[Member],
         secrets: Sequence[StreamNoise],
         round: int,
-        limit: int | None = None,
     ) -> None:
         """``rows`` of a pass of each member of the stack; ``secrets`` hide the records of those of the chunk."""
-        super().__init__([member.steps if limit is None else min(member.steps, limit) for member in members])
+        super().__init__([member.steps for member in members])
         plans = [member.plan for member in members]
         self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
         self._seeds = [member.trainer.config.seed for member in members]

@@ -232,9 +232,9 @@ class PrivateProgram(StackProgram):
         else:
             self._source = DeviceNoise(members, self._secrets, self._round, list(self._drawn.values()), self._device)
 
-    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
+    def schedule(self, members: Sequence[Member], round: int) -> Stretches:
         """Poisson batches."""
-        return PrivateSchedule(self._stack, self._rows, members, self._secrets, round, limit)
+        return PrivateSchedule(self._stack, self._rows, members, self._secrets, round)
 
     @property
     def numbers_per_step(self) -> int:

@@ -62,9 +62,9 @@ class StackProgram:
         for optimizer in self._optimizers:
             optimizer.begin(context)
 
-    def schedule(self, members: Sequence[Member], round: int, limit: int | None) -> Stretches:
+    def schedule(self, members: Sequence[Member], round: int) -> Stretches:
         """What the members of a chunk do in a round."""
-        return Schedule(self._stack, members, round, limit)
+        return Schedule(self._stack, members, round)
 
     @property
     def numbers_per_step(self) -> int:

@@ -21,10 +21,6 @@ class Table(Protocol):
         """End to end."""
         ...
 
-    def for_engine(self) -> Table:
-        """The same records where no other engine moves them: what was recorded reads them there."""
-        ...
-
     def reserve(self, silos: int) -> None:
         """Make room for so many silos at once."""
         ...
@@ -46,10 +42,6 @@ class WholeTable:
         ends = itertools.accumulate(map(len, silos), initial=0)
         self.places = dict(zip(silos, ends, strict=False))
         self.records = concatenate([silo.train for silo in silos]).to(device)
-
-    def for_engine(self) -> WholeTable:
-        """Nobody moves these."""
-        return self
 
     def reserve(self, silos: int) -> None:
         """There is room for everybody."""
@@ -74,10 +66,6 @@ class ChunkTable:
         return like.holding(
             {n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in like.columns().items()}
         )
-
-    def for_engine(self) -> ChunkTable:
-        """In a place of its own."""
-        return ChunkTable(self._largest_first, self._device)
 
     def reserve(self, silos: int) -> None:
         """Room for the largest so many."""

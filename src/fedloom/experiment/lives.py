@@ -60,7 +60,7 @@ class Life:
     def alone(self, given: Engine | None = None) -> RunFolder:
         """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder."""
         if self.folder.status["state"] == "unfinished":
-            engine = given or make_engine(self.experiment.trainer, self.state, self.earlier_choice)
+            engine = given or make_engine(self.experiment.trainer, self.earlier_choice)
             try:
                 failures = live_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
             finally:
