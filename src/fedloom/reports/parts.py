@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedloom.evaluation.metric import described, metric_title
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.findings import Finding
-from fedloom.reports.logs import History
 from fedloom.reports.panels import Panel
 from fedloom.reports.pictures import Samples
-from fedloom.runs.metrics import TRAINING, is_metric
 from fedloom.templating import render
 
 
@@ -39,23 +36,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Listing:
-    """Columns in ``right`` hold numbers, column ``key`` may break anywhere; ``best`` are cells by row and column."""
+    """A table's cells; columns in ``right`` hold numbers, and ``best`` are the best of a row, by row and column."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     right: Collection[int] = ()
-    key: int = -1
     best: Collection[tuple[int, int]] = ()
 
 
 def section_body(name: str, values: Mapping[str, object]) -> Markup:
     """What stands in a section, by the name of its template."""
     return render(f"reports/templates/sections/{name}.html", values)
-
-
-def metric_name(key: str) -> Markup:
-    """What people call a metric; whoever points at it is shown the key."""
-    return render("reports/templates/metric.html", {"key": key, "title": metric_title(key)})
 
 
 def title_of(facts: RunFacts) -> str:
@@ -76,28 +67,6 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
-
-
-def losses_first(metrics: History) -> list[tuple[str, dict[int, float | None]]]:
-    """Loss terms, then metrics, then costs such as seconds."""
-    return sorted(metrics.items(), key=lambda item: (not item[0].startswith(TRAINING), not is_metric(item[0])))
-
-
-def points_of(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int, float | None], ...]:
-    """A curve's points, bytes as megabytes."""
-    scale = 1e-6 if key in ("bytes", "bytes_down") else 1.0
-    return tuple((round_number, None if value is None else scale * value) for round_number, value in history.items())
-
-
-def curve_name(key: str) -> str:
-    """What people call a curve, with its unit where its key does not say it."""
-    known = {
-        "seconds": "seconds a round",
-        "steps": "steps a round",
-        "bytes": "MB that left in a round",
-        "bytes_down": "MB that silos were sent in a round",
-    }
-    return known.get(key) or (described(key) if is_metric(key) else key.removeprefix(TRAINING))
 
 
 def sample_films(stories: Sequence[Story]) -> Markup:
