@@ -55,7 +55,7 @@ class MergeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The networks."""
+    """The networks, their latents and their likelihood."""
 
     network: str = "mlp"  # 'fedloom list networks' names them
     branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
@@ -234,7 +234,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One experiment, whole."""
+    """One experiment, whole: with the package, all that its numbers depend on."""
 
     name: str = "experiment"  # of the run's folder, unless --out is given; nothing else depends on it
     seed: int = field(default=0, metadata=at_least(0))  # of every random number

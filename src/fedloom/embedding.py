@@ -32,7 +32,7 @@ STORAGE = {"float16": np.float16, "float32": np.float32}
 
 @dataclass(frozen=True)
 class Preparation:
-    """How features become embeddings."""
+    """How features become embeddings: projected, then scaled."""
 
     projection: str = "none"  # "head" or "random": onto so many public directions
     dimension: int = 256
@@ -47,7 +47,7 @@ class Preparation:
             raise ConfigError(unknown("storage", self.storage, STORAGE))
 
     def __call__(self, features: Tensor, backbone: Backbone) -> Tensor:
-        """Shortened, then scaled."""
+        """The embeddings of some features."""
         if self.projection != "none":
             chosen = directions(self.projection, backbone, features.shape[1], self.dimension, self.seed)
             features = (features.to(torch.float64) @ chosen).to(torch.float32)

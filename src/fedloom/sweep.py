@@ -169,7 +169,7 @@ class Federations:
         return self._built(replace(config.data, layout="federated"), Streams(config.seed))
 
     def experiment(self, config: Config) -> Experiment:
-        """A trial's experiment."""
+        """The experiment of a trial, on data that trials share."""
         return Experiment.of(config, self.data(config))
 
 

@@ -16,9 +16,7 @@ from fedloom.privacy.audits import (
     audit_canaries,
     chance_of_guessing,
     density_scores,
-    distance_scores,
     epsilon_lower_bound,
-    loss_scores,
     nearest_distances,
     recognisable,
     true_positive_rate,
@@ -115,7 +113,7 @@ def test_memorised_members_are_found_in_synthetic_data(attack: str) -> None:
     members, others, synthetic, reference = overfitted()
     fresh = torch.randn(100, 6, generator=torch.Generator().manual_seed(9))
     scores = {
-        "distance": lambda points, made: distance_scores(points, made),
+        "distance": lambda points, made: -nearest_distances(points, made),
         "density": lambda points, made: density_scores(points, made, reference),
     }[attack]
     found = true_positive_rate(scores(members, synthetic), scores(others, synthetic), 0.01)
@@ -130,14 +128,8 @@ def test_the_density_ratio_forgives_records_that_are_common_anyway() -> None:
     outlier = torch.tensor([[6.0, 6.0]])
     synthetic = torch.cat((synthetic, outlier + 0.1))
     middle = torch.zeros(1, 2)
-    assert distance_scores(middle, synthetic) > distance_scores(outlier, synthetic)
+    assert nearest_distances(middle, synthetic) < nearest_distances(outlier, synthetic)
     assert density_scores(outlier, synthetic, reference) > density_scores(middle, synthetic, reference) + 2
-
-
-def test_losses_are_calibrated_by_a_reference() -> None:
-    losses, reference = torch.tensor([1.0, 3.0]), torch.tensor([1.5, 9.0])
-    assert loss_scores(losses).tolist() == [-1, -3]
-    assert loss_scores(losses, reference).tolist() == [0.5, 6]
 
 
 def test_nearest_distances_do_not_depend_on_chunks() -> None:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.output import Json, say, show, show_json, table, terminal
+from fedloom.cli.output import Json, Round, RunDir, say, show, show_json, table, terminal
 
 
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     attack: Annotated[
         list[str] | None,
         typer.Option(help="canaries, membership or outliers; may be repeated.", show_default="all that apply"),
@@ -20,9 +20,7 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Of the bound on epsilon and of all intervals.")] = 0.95,
     records: Annotated[int, typer.Option(min=2, help="At most so many records of each kind are attacked.")] = 500,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each group that records are looked for in.")] = 2000,
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
-    ] = None,
+    round_number: Round = None,
     device: Annotated[str, typer.Option(help="Where the attacks are computed: cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.output import Json, say, show, show_json, table, terminal
+from fedloom.cli.output import Json, Round, RunDir, say, show, show_json, table, terminal
 from fedloom.downstream import SYNTHETIC_RECORDS
 
 SHOWN = {"accuracy": "ACC", "balanced_accuracy": "BACC", "macro_f1": "F1", "worst_group": "WORST"}
 
 
 def downstream(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     choice: Annotated[
         str,
         typer.Option(
@@ -31,9 +30,7 @@ def downstream(
     attribute: Annotated[
         str, typer.Option(help="What tells groups of a class apart, for the worst group; data.condition unless told.")
     ] = "",
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
-    ] = None,
+    round_number: Round = None,
     as_json: Json = False,
 ) -> None:
     """Train heads on real and synthetic records, mix them at each silo, and score them on held-out records."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedloom.cli.metrics import metrics_table
-from fedloom.cli.output import Json, say, show, show_json, terminal
+from fedloom.cli.output import Json, Round, RunDir, say, show, show_json, terminal
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     metrics: Annotated[
         str, typer.Option(help="Names with commas between them.", show_default="the run's own evaluation.metrics")
     ] = "",
@@ -24,9 +23,7 @@ def evaluate(
     backbone: Annotated[
         str, typer.Option(help="The features to compare by.", show_default="the run's own evaluation.backbone")
     ] = "",
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
-    ] = None,
+    round_number: Round = None,
     device: Annotated[str, typer.Option(help="Where features and likelihoods are computed: cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fedloom.cli.downstream import print_scores
 from fedloom.cli.metrics import last_metrics, metrics_table
-from fedloom.cli.output import Json, plural, say, say_facts, show, show_json, size, table
+from fedloom.cli.output import Json, RunDir, plural, say, say_facts, show, show_json, size, table
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     as_json: Json = False,
 ) -> None:
     """Show a run: its settings, how far it is, who shares what with whom, and what has left the silos."""

@@ -76,7 +76,7 @@ def _forget(path: Path, yes: bool) -> None:
 
 
 def answers() -> bool:
-    """Whether somebody can."""
+    """Whether somebody sits at the terminal who can answer a question."""
     return sys.stdin.isatty()
 
 

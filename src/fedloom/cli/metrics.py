@@ -43,7 +43,7 @@ def in_words(key: str) -> tuple[str, str, str]:
 
 
 def number(value: float) -> str:
-    """Four significant digits."""
+    """A number with four significant digits."""
     return f"{value:.4g}"
 
 

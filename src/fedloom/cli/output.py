@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import click
@@ -18,6 +19,10 @@ from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.presets import preset_names
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)]
+Round = Annotated[
+    int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings that replace those of the preset or file."),
@@ -110,7 +115,7 @@ def say_facts(rows: Mapping[str, str]) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 silo``, ``2 silos``."""
+    """A count with its noun: ``1 silo``, ``2 silos``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 

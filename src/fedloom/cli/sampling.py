@@ -8,21 +8,19 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.output import Json, plural, say, show_json
+from fedloom.cli.output import Json, Round, RunDir, plural, say, show_json
 from fedloom.errors import ConfigError, FedloomWarning
 
 
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     group: Annotated[str, typer.Option(help="Whose images to generate.", show_default=False)],
     n: Annotated[int, typer.Option(help="How many images.")] = 64,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("grid.png"),
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
     prior_of: Annotated[str, typer.Option(help="Draw latents from the prior of this group instead.")] = "",
-    round_number: Annotated[
-        int | None, typer.Option("--round", help="A round whose checkpoint was kept; the newest unless told.")
-    ] = None,
+    round_number: Round = None,
     as_json: Json = False,
 ) -> None:
     """Generate images of a group and write them as one grid."""

@@ -14,6 +14,7 @@ from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
 from fedloom.cli.output import (
     Json,
     Overrides,
+    RunDir,
     clock,
     completed_preset,
     plural,
@@ -85,7 +86,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)],
+    folder: RunDir,
     engine: EngineName = None,
     device: Device = None,
     precision: Precision = None,

@@ -60,14 +60,14 @@ class Charter:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Charter:
-        """From plain values."""
+        """The charter that a table of TOML declares."""
         missing = sorted({"name", "address", "silos", "shape"} - set(mapping))
         if missing:
             raise ConfigError(f"a charter needs '{missing[0]}'")
         return parse(cls, mapping)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values for TOML."""
+        """The charter as a table of TOML, which :meth:`of` reads back."""
         return {
             "name": self.name,
             "address": self.address,
@@ -85,7 +85,7 @@ class Charter:
 
     @property
     def port(self) -> int:
-        """The address's port."""
+        """The port of the address."""
         return int(self.address.rpartition(":")[2])
 
     @cached_property
@@ -94,7 +94,7 @@ class Charter:
         return tuple(dict.fromkeys(self.silos.values()))
 
     def index(self, silo: str) -> int:
-        """A silo's number."""
+        """The silo's number, in the order of the charter."""
         if silo not in self.silos:
             raise ConfigError(unknown("silo", silo, self.silos))
         return list(self.silos).index(silo)

@@ -68,7 +68,7 @@ class Control:
             client.RegisterNode(RegisterNodeRequest(public_key=key, name=silo))
 
     def unregister(self, node: Node) -> None:
-        """Take that back."""
+        """Let a silo's node no longer join."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         with self._client(f"unregister silo '{node.silo}'") as client:
@@ -102,7 +102,7 @@ class Control:
         return f"finished: {status.sub_status}" if status.status == "finished" else ""
 
     def stop(self, number: int) -> None:
-        """End a run."""
+        """End a run that the SuperLink has not ended itself."""
         from flwr.proto.control_pb2 import StopRunRequest
 
         with self._client("stop the run") as client:

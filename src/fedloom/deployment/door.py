@@ -35,14 +35,14 @@ class Door:
         return folder / "superlink"
 
     def remove(self) -> None:
-        """Take it away."""
+        """Remove the folder of the socket, and the note of where it is."""
         if self._note.is_file():
             shutil.rmtree(self._note.read_text(encoding="utf-8"), ignore_errors=True)
             self._note.unlink()
 
     @property
     def socket(self) -> Path | None:
-        """If there is one."""
+        """Where the SuperLink listens, if it does."""
         return Path(self._note.read_text(encoding="utf-8")) / "superlink" if self._note.is_file() else None
 
 

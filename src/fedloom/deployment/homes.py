@@ -46,7 +46,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ServerHome:
-    """The coordinator's folder."""
+    """The coordinator's folder: charter, keys, admitted silos, and what the SuperLink keeps."""
 
     path: Path
 
@@ -70,7 +70,7 @@ class ServerHome:
 
     @classmethod
     def open(cls, path: Path) -> ServerHome:
-        """Find it again."""
+        """The federation that lies in a folder already; its file is checked."""
         if not (path / FEDERATION).is_file():
             raise ConfigError(f"{path} is not a federation's folder: it holds no {FEDERATION}; see 'federation init'")
         home = cls(path)
@@ -83,7 +83,7 @@ class ServerHome:
 
     @cached_property
     def charter(self) -> Charter:
-        """Who is in it."""
+        """The terms that every invitation carries, and the silos by name."""
         return Charter.of(self._tree.get("charter", {}))
 
     @cached_property
@@ -108,7 +108,7 @@ class ServerHome:
 
     @property
     def flower(self) -> Path:
-        """What Flower keeps."""
+        """Where Flower keeps its files."""
         return self.path / "flower"
 
     @property
@@ -120,12 +120,12 @@ class ServerHome:
 
     @property
     def logs(self) -> Path:
-        """What its processes said."""
+        """Where the server's processes write what they have to say."""
         return self.path / "logs"
 
     @property
     def authority(self) -> str:
-        """The authority's certificate."""
+        """The certificate of the authority that signed the server's."""
         return (self.keys / "ca.crt").read_text(encoding="utf-8")
 
     def admit(self, key: Path) -> tuple[str, str]:
@@ -152,13 +152,13 @@ class Invitation:
     authority: str  # certificate
 
     def to_toml(self) -> str:
-        """As a file."""
+        """The text of the file that the coordinator sends."""
         tree = {"silo": self.silo, "authority": self.authority, "charter": self.charter.to_mapping()}
         return tomli_w.dumps(tree, multiline_strings=True)
 
     @classmethod
     def read(cls, path: Path) -> Invitation:
-        """From a file."""
+        """The invitation in a file; the silo must be one of its charter."""
         tree = read_toml(path)
         try:
             invitation = cls(str(tree["silo"]), Charter.of(tree["charter"]), str(tree["authority"]))
@@ -199,7 +199,7 @@ class SiloHome:
 
     @classmethod
     def open(cls, path: Path) -> SiloHome:
-        """Find it again."""
+        """The silo that lies in a folder already; its invitation and policy are checked."""
         if not cls.is_at(path):
             raise ConfigError(f"{path} is not a silo's folder: it holds no {SILO}; see 'federation enroll'")
         home = cls(path)
@@ -213,7 +213,7 @@ class SiloHome:
 
     @property
     def name(self) -> str:
-        """The silo's."""
+        """The silo's name, as the charter has it."""
         return self.invitation.silo
 
     def policy(self) -> Policy:
@@ -232,12 +232,12 @@ class SiloHome:
 
     @property
     def public_key(self) -> Path:
-        """What the coordinator needs."""
+        """The key that the coordinator needs to admit the silo."""
         return self.path / "node.pub"
 
     @property
     def logs(self) -> Path:
-        """What its processes said."""
+        """Where the silo's processes write what they have to say."""
         return self.path / "logs"
 
 
@@ -249,5 +249,5 @@ def _new(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Atomically."""
+    """Replace a JSON file as a whole, so that nobody reads half of it."""
     write_atomically(path, json.dumps(content, indent=2).encode())

@@ -112,7 +112,7 @@ class Connection:
         return objection(run_from_proto(called(self._client.GetRun, request).run))
 
     def content(self, envelope: Message, tree: ObjectTree) -> Message:
-        """The whole message."""
+        """The whole message, pulled object by object."""
         run = envelope.metadata.run_id
         message: Message = pull_and_inflate_object_from_tree(
             tree,

@@ -48,7 +48,7 @@ def policy_text() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The operator's agreement."""
+    """What a silo's operator agrees to; a task that asks for more is refused."""
 
     methods: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Policy:
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Policy:
-        """From plain values."""
+        """The policy that a table of TOML declares."""
         return parse(cls, mapping, "policy")
 
     def first_objection(self, config: Config) -> str:

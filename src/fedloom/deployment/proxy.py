@@ -83,7 +83,7 @@ def configuration(name: str, keys: Path, folder: Path, logs: Path, listen: str, 
 
 
 def nginx() -> str:
-    """The program."""
+    """Where the nginx program lies; a sentence about installing it, if it is not there."""
     found = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
     if found is None:
         raise FedloomError("nginx is not installed; install it (Debian: nginx-light), or serve with --no-proxy")

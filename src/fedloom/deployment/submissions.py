@@ -38,7 +38,7 @@ class Submission:
 
     @classmethod
     def open(cls, home: ServerHome, number: str) -> Submission:
-        """Find it again."""
+        """The run that was handed in under a number."""
         path = home.path / "submissions" / f"{number}.json"
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ class Submission:
 
     @property
     def number(self) -> str:
-        """Its own name."""
+        """The number that the run was handed in under."""
         return self.path.stem
 
     @property

@@ -106,7 +106,7 @@ class Stage:
 
     @property
     def federation(self) -> Federation:
-        """The silos."""
+        """The silos whose records the heads are scored on."""
         return self.heads.federation
 
     @cached_property
@@ -151,7 +151,7 @@ class Stage:
         return None if lacking else home
 
     def plain(self, probabilities: Tensor) -> Tensor:
-        """Of the plain classes."""
+        """The probability of each class, whatever the group of the record."""
         found = probabilities.new_zeros(len(probabilities), int(self.class_of.max()) + 1)
         return found.index_add_(1, self.class_of, probabilities)
 
@@ -250,7 +250,7 @@ class Stage:
         return CHOICES[self.choice](silos)
 
     def say(self, sentence: str) -> None:
-        """Once."""
+        """Add a sentence, unless it has been said already."""
         if sentence not in self.sentences:
             self.sentences.append(sentence)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedloom.errors import ConfigError, DataError, unknown
+from fedloom.errors import DataError
 from fedloom.modalities.base import Modality, modality_of
 
 UNLABELLED = -1
@@ -44,7 +44,7 @@ class Records:
 
     @cached_property
     def modality(self) -> Modality:
-        """What they are."""
+        """The modality that the records are of."""
         return modality_of(self.kind, self.shape)
 
     @property
@@ -173,7 +173,7 @@ class RemoteSilo(Silo):
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
-        """As declared."""
+        """The groups that the charter says the silo holds records of."""
         return self.declared
 
 
@@ -187,7 +187,7 @@ class Canaries:
 
     @property
     def trained(self) -> Records:
-        """Those that are in."""
+        """The canaries that are among the training records."""
         return self.records.take(torch.nonzero(self.included).flatten())
 
 
@@ -248,19 +248,13 @@ class Federation:
 
     @property
     def modality(self) -> Modality:
-        """What the records are."""
+        """The modality that the records of all silos are of."""
         return self.silos[0].train.modality
 
     @property
     def is_remote(self) -> bool:
         """Whether this is a server's view, which holds no silo's records."""
         return all(isinstance(silo, RemoteSilo) for silo in self.silos)
-
-    def group_index(self, name: str) -> int:
-        """The number of a group by its name."""
-        if name not in self.groups:
-            raise ConfigError(unknown("group", name, self.groups))
-        return self.groups.index(name)
 
     @cached_property
     def digest(self) -> str:

@@ -47,7 +47,7 @@ Between = Callable[[int], list[nn.Module]]  # the layers that follow a convoluti
 
 
 def relu(_: int) -> list[nn.Module]:
-    """The rectifier alone."""
+    """What follows a convolution: the rectifier, without normalisation."""
     return [nn.ReLU()]
 
 

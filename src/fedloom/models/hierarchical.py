@@ -30,9 +30,9 @@ class HierarchicalVAE(VAE):
         self.top_decoder = top_decoder
 
     def encode_top(self, z1: Tensor, group: Tensor) -> DiagonalGaussian:
-        """q(z2 | z1)."""
+        """The posterior q(z2 | z1) of the upper latents."""
         return DiagonalGaussian.of(route(self.top_encoder, z1, group))
 
     def decode_top(self, z2: Tensor, group: Tensor) -> DiagonalGaussian:
-        """p(z1 | z2)."""
+        """The prior p(z1 | z2) of the lower latents."""
         return DiagonalGaussian.of(route(self.top_decoder, z2, group))

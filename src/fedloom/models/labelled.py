@@ -109,7 +109,7 @@ class ConditionalGAN(nn.Module):
         return x
 
     def judge(self, x: Tensor, label: Tensor) -> Tensor:
-        """Above 0 means real."""
+        """A logit for each record: above 0 means that it is taken for real."""
         logit: Tensor = self.discriminator(x, label)
         return logit.squeeze(1)
 
@@ -122,7 +122,7 @@ class ConditionalFlow(nn.Module):
         self.flow = flow
 
     def velocity(self, x: Tensor, time: Tensor, label: Tensor) -> Tensor:
-        """dx / dt."""
+        """Where a record moves at a time of the flow, dx / dt."""
         found: Tensor = self.flow(torch.cat([x, time], dim=-1), label)
         return found
 

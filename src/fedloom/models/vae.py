@@ -32,5 +32,5 @@ class VAE(nn.Module):
         return route(self.decoder, z, group)
 
     def prior_mean(self, group: Tensor) -> Tensor:
-        """m_g for each row."""
+        """The mean of the prior of each row's group, m_g."""
         return torch.index_select(self.prior_means, 0, group)

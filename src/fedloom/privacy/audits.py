@@ -111,20 +111,10 @@ def audit_canaries(
 # Membership inference
 
 
-def loss_scores(losses: Tensor, reference: Tensor | None = None) -> Tensor:
-    """Members have small losses; a reference model's losses tell how hard each record is by itself."""
-    return -losses if reference is None else reference - losses
-
-
 def nearest_distances(points: Tensor, samples: Tensor, chunk: int = 1024) -> Tensor:
     """How far each point is from the nearest sample."""
     flat, others = points.flatten(1), samples.flatten(1)
     return torch.cat([torch.cdist(part, others).amin(dim=1) for part in torch.split(flat, chunk)])
-
-
-def distance_scores(points: Tensor, synthetic: Tensor) -> Tensor:
-    """Members lie close to synthetic data."""
-    return -nearest_distances(points, synthetic)
 
 
 def density_scores(points: Tensor, synthetic: Tensor, reference: Tensor) -> Tensor:
@@ -148,7 +138,7 @@ class Rate:
 
     @classmethod
     def of(cls, hits: int, trials: int, confidence: float = CONFIDENCE) -> Rate:
-        """So many hits."""
+        """The share of hits among trials."""
         return cls(hits / trials, *proportion_interval(hits, trials, confidence))
 
 
@@ -194,7 +184,7 @@ def recognisable(
 
 
 def distances_between(points: Tensor, outputs: Tensor) -> Tensor:
-    """Row by row."""
+    """How far each point is from the output in the same row."""
     lengths: Tensor = (points - outputs).flatten(1).norm(dim=1)
     return lengths
 

@@ -78,7 +78,7 @@ def _share(field: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Fixed(Clipping):
-    """A public constant."""
+    """One bound for all rounds, chosen in public before the run."""
 
     value: float = 1.0
 
@@ -108,7 +108,7 @@ class Quantile(Clipping):
         _share("the clip quantile's share of the budget", self.share)
 
     def start(self) -> Tensor:
-        """The first guess."""
+        """The bound of the first step, before any norm has been seen."""
         return torch.tensor(self.initial)
 
     def following(self, count: Count) -> Tensor:

@@ -37,7 +37,7 @@ class Rows:
 
     @property
     def norms(self) -> Tensor:
-        """(examples,)."""
+        """The norm of each example's gradient, shape (examples,)."""
         if self._norms is None:
             self._norms = _norms(self.values, 1, 2)
         return self._norms
@@ -68,7 +68,7 @@ class Whole:
         return self.gradient.unsqueeze(-1).flatten(1)  # a parameter may be a single number
 
     def norms(self) -> Tensor:
-        """(examples,)."""
+        """The norm of each example's gradient, shape (examples,)."""
         return _norms(self._flat, 1)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
@@ -77,11 +77,11 @@ class Whole:
         return (factors @ rows).reshape(self.gradient.shape[1:])
 
     def written_out(self) -> Whole:
-        """Itself."""
+        """These gradients, which are written out already."""
         return self
 
     def condensed(self) -> Whole:
-        """Itself."""
+        """These gradients, which have no shorter form."""
         return self
 
     def __add__(self, other: Form) -> Whole:
@@ -116,7 +116,7 @@ class Outer:
         return (left.flatten(0, 1).mT @ right.flatten(0, 1)).reshape(self.shape)
 
     def written_out(self) -> Whole:
-        """The same gradients, as large as they are."""
+        """The products summed over places, as large as the parameter."""
         products = torch.einsum("bip,biq->bpq", self.left.values, self.right.values)
         return Whole(products.reshape(-1, *self.shape))
 
@@ -145,7 +145,7 @@ class Total:
     left: Rows  # (examples, places, p)
 
     def norms(self) -> Tensor:
-        """(examples,)."""
+        """The norm of each example's gradient, shape (examples,)."""
         return self.left.norms if self.left.values.shape[-2] == 1 else self.written_out().norms()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
@@ -153,11 +153,11 @@ class Total:
         return self.left.scaled(factors).sum(dim=(0, 1))
 
     def written_out(self) -> Whole:
-        """The same gradients."""
+        """The sums over an example's places, as large as the parameter."""
         return Whole(self.left.values.sum(dim=1))
 
     def condensed(self) -> Total | Whole:
-        """The same gradients in fewer numbers, where that can be."""
+        """These gradients unsummed if each example has a single place; else :meth:`written_out`."""
         return self if self.left.values.shape[-2] == 1 else self.written_out()
 
     def __add__(self, other: Form) -> Total:

@@ -105,7 +105,7 @@ class Account:
 
     @property
     def left(self) -> float:
-        """Never below 0."""
+        """The epsilon that the budget still allows, never below 0."""
         return max(0.0, self.budget.epsilon - self.spent)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Chain:
 
     @property
     def charges(self) -> int:
-        """How many."""
+        """How many charges have been made."""
         return len(self.heads) - 1
 
     def goes_on_from(self, charges: int, head: str) -> bool:
@@ -328,7 +328,7 @@ class Ledger(Database):
         return [event_of(json.loads(event)) for event, name in rows if release in (None, name)]
 
     def accounts(self) -> list[Account]:
-        """Every silo's account."""
+        """The account of every silo of the ledger, by name."""
         found = []
         for (silo,) in self._rows("SELECT silo FROM silos ORDER BY silo"):
             known = self._account_of(silo)

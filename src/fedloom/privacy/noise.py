@@ -57,7 +57,7 @@ class Randomness(Protocol):
         ...
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu", /) -> Tensor:
-        """Standard normal numbers."""
+        """So many standard normal numbers."""
         ...
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class StreamNoise:
         return True
 
     def uniform(self, count: int, moment: Moment) -> Tensor:
-        """One number per record."""
+        """A number in (0, 1) for each record, from the seed."""
         purpose = moment.stream(COINS)
         return coins(self.streams, count, silo=moment.silo, round=moment.round, step=moment.step, purpose=purpose)
 
@@ -91,7 +91,7 @@ class StreamNoise:
         return coins(self.streams, count, silo=silo, round=round, step=steps)
 
     def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
-        """Float32."""
+        """So many standard normal numbers in float32, on the device that is asked for."""
         return self.fill(torch.empty(count, device=device), moment)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
@@ -163,15 +163,15 @@ class SecureNoise:
 
     @property
     def repeatable(self) -> bool:
-        """Never."""
+        """Always false: the operating system gives no number twice."""
         return False
 
     def uniform(self, count: int, _: Moment, /) -> Tensor:
-        """From 64 bits each."""
+        """Numbers in (0, 1), each from 64 bits of the operating system's."""
         return torch.from_numpy(_secure_uniform(count))
 
     def coins(self, count: int, _silo: int, _round: int, steps: Tensor, /) -> Tensor:
-        """From 64 bits each."""
+        """Numbers in (0, 1) for each step and record, each from 64 bits of the operating system's."""
         return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
 
     def normal(self, count: int, _: Moment, device: torch.device | str = "cpu", /) -> Tensor:
@@ -183,7 +183,7 @@ class SecureNoise:
         return torch.from_numpy(numbers).to(device)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        """Float32."""
+        """Standard normal numbers for each step and record, in float32."""
         numbers = self.normal(len(steps) * rows * width, Moment(silo, round, int(steps[0]), purpose))
         return numbers.to(torch.float32).reshape(len(steps), rows, width)
 

@@ -190,12 +190,12 @@ class _Marked(torch.autograd.Function):
 
     @staticmethod
     def forward(output: Tensor, _: set[str]) -> Tensor:
-        """Unchanged."""
+        """The output as it is; only its derivatives are watched."""
         return output.view_as(output)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, set[str]], _: Tensor) -> None:
-        """Where to note it."""
+        """Keep the set that a derivative is noted in."""
         ctx.derived = inputs[1]
 
     @staticmethod
@@ -207,7 +207,7 @@ class _Marked(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Forwards likewise."""
+        """A derivative taken forwards is noted like one taken backwards."""
         ctx.derived.add("layer")
         return tangent.view_as(tangent)
 

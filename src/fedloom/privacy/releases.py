@@ -69,7 +69,7 @@ class Statistic(Protocol):
         ...
 
     def value(self, query: Query) -> Tensors:
-        """What is sent."""
+        """The tensors that a silo sends, before any noise."""
         ...
 
 
@@ -90,7 +90,7 @@ class BoundedSum:
 
     @property
     def problem(self) -> str:
-        """Noise covers it."""
+        """Nothing: noise covers what is sent."""
         return ""
 
     def check(self, records: Records, model: nn.Module) -> None:

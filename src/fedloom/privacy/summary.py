@@ -39,7 +39,7 @@ class PrivacySummary:
         return _largest(account.replaced for account in self.accounts)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """What reports, cards and ``--json`` show, as plain JSON values."""
         return {
             "guarantee": self.guarantee,
             "epsilon": self.epsilon,

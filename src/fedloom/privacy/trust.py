@@ -10,7 +10,7 @@ from fedloom.errors import ConfigError
 
 
 class Trust(Protocol):
-    """A trust model."""
+    """Who adds the noise of a round, and so whom a silo must trust."""
 
     @property
     def share(self) -> float:
@@ -19,7 +19,7 @@ class Trust(Protocol):
 
     @property
     def sentence(self) -> str:
-        """Whom one must trust."""
+        """Whom a silo must trust, in words for reports."""
         ...
 
 
@@ -29,12 +29,12 @@ class Local:
 
     @property
     def share(self) -> float:
-        """All of it."""
+        """All of the noise: a silo counts on nobody else's."""
         return 1.0
 
     @property
     def sentence(self) -> str:
-        """Nobody but oneself."""
+        """That nobody outside the silo need be trusted."""
         return "each silo adds all its own noise, so nobody outside the silo need be trusted"
 
 

@@ -44,7 +44,7 @@ QUIET = ("torch.onnx", "onnxscript", "onnx_ir")  # loggers that tell of what is 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported."""
+    """The generator that is exported, and what a user must know to call it."""
 
     generator: Generator
     config: Config
@@ -229,7 +229,7 @@ class Graph(nn.Module):
                     setattr(parent, name, Settled(child))
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Records."""
+        """The records that some noise becomes."""
         noise = dict(zip(self.way.noise, inputs, strict=False))
         group = torch.full((inputs[0].shape[0],), self.number)
         condition = inputs[-1] if self.way.labelled else group

@@ -25,7 +25,7 @@ from fedloom.release.parcel import file_names
 
 @dataclass(frozen=True)
 class Kind:
-    """What a record is."""
+    """What all records of a data set have in common."""
 
     shape: tuple[int, ...]
     groups: tuple[str, ...]
@@ -55,7 +55,7 @@ class Writer(Protocol):
         ...
 
     def close(self) -> None:
-        """All have come."""
+        """Finish the files: all records have come."""
         ...
 
 
@@ -92,7 +92,7 @@ class FolderWriter:
             self._count += 1
 
     def close(self) -> None:
-        """The lines are whole."""
+        """Close the table of records, whose lines are whole already."""
         self._metadata.close()
 
 
@@ -106,13 +106,13 @@ class NpzWriter:
         self._labels: list[str] = []
 
     def add(self, x: Tensor, group: str, label: str) -> None:
-        """They wait in memory."""
+        """Keep the records in memory until all have come."""
         self._x.append(self._kind.modality.encode(x))
         self._groups += [group] * len(x)
         self._labels += [label] * len(x)
 
     def close(self) -> None:
-        """Write all of them."""
+        """Write all records into one .npz file."""
         arrays = {"x_train": np.concatenate(self._x), "group_train": np.array(self._groups)}
         arrays["modality"] = np.array(self._kind.modality.name)
         if self._kind.classes:
@@ -147,7 +147,7 @@ class ParquetWriter:
         self._file = importlib.import_module("pyarrow.parquet").ParquetWriter(path, self._schema)
 
     def add(self, x: Tensor, group: str, label: str) -> None:
-        """A row group."""
+        """Write the records as a row group of the Parquet file."""
         first = self._schema.names[0]
         rows: list[Any] = (
             [{"bytes": _png(pixels), "path": None} for pixels in self._kind.modality.encode(x)]
@@ -160,7 +160,7 @@ class ParquetWriter:
         self._file.write_table(self._arrow.table(table, schema=self._schema))
 
     def close(self) -> None:
-        """The footer."""
+        """Write the footer, without which nobody can read the file."""
         self._file.close()
 
 

@@ -22,11 +22,11 @@ class ReleasedRun(Protocol):
 
     @property
     def folder(self) -> RunFolder:
-        """Where it lies."""
+        """The folder that the run lies in."""
         ...
 
     def generator(self) -> Generator:
-        """Its newest generators."""
+        """The generators of the newest checkpoint."""
         ...
 
 

@@ -31,7 +31,7 @@ LABELS: dict[str, Callable[[Generator], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is asked for."""
+    """How many records are asked for, in what form, with which labels."""
 
     records: int  # in all
     form: str  # one of FORMATS

@@ -198,7 +198,7 @@ class Ratio:
         return f"{self.column.title} over that of {self.reference.row.name}"
 
     def cell(self, line: Line) -> str:
-        """With two digits."""
+        """The ratio to the reference row, with two digits."""
         value, whole = line.number(self.column), self.reference.number(self.column)
         return NOTHING if value is None or not whole else f"{value / whole:.2f}"
 

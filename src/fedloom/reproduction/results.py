@@ -93,7 +93,7 @@ def evaluation_of(settings: EvaluationConfig) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> Result:
-    """One file."""
+    """The result that a file holds; a file of another version is refused."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         needed = [f.name for f in fields(Result) if f.default is MISSING and f.default_factory is MISSING]

@@ -63,7 +63,7 @@ class Work:
 
 @contextmanager
 def unobserved(_: Sequence[Trial]) -> Iterator[Observer]:
-    """Nobody looks on."""
+    """An observer that nobody looks at."""
     yield Observer()
 
 

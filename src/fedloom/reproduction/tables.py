@@ -63,12 +63,12 @@ class Row:
 
     @property
     def identity(self) -> str:
-        """Of its runs."""
+        """What the row's runs have in common, whatever their seeds, and no other's."""
         return _identity_of(self.preset, self.overrides) if self.preset else f"lipschitz-{self.lipschitz:g}"
 
     @property
     def command(self) -> str:
-        """What runs it."""
+        """The command that runs the row, without its seed."""
         return " ".join(("fedloom run", self.preset, *self.overrides)) if self.preset else ""
 
 
@@ -94,7 +94,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows that stand together."""
+    """Rows that stand together under one title."""
 
     title: str = ""
     about: str = ""
@@ -122,12 +122,12 @@ class Table:
 
     @property
     def paper(self) -> str:
-        """The folder under papers/."""
+        """The name of the paper's folder under papers/."""
         return self.name.partition("/")[0]
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Of all parts."""
+        """The rows of all parts."""
         return tuple(row for part in self.parts for row in part.rows)
 
     def chosen(self, wanted: Sequence[str]) -> tuple[Row, ...]:

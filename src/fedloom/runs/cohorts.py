@@ -32,7 +32,7 @@ class Cohort:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """One for each run."""
+        """The seed of each run."""
         return tuple(run.config.seed for run in self.runs)
 
     def metrics(self) -> dict[str, Summary]:

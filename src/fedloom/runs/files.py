@@ -121,7 +121,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 in hexadecimal."""
+    """The SHA-256 of some bytes, in hexadecimal."""
     return sha256(data).hexdigest()
 
 

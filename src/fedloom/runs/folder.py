@@ -30,7 +30,7 @@ NOISE = "noise"  # in environment.json
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk."""
+    """The folder that remains of a run, and all that is read from it."""
 
     path: Path
     config: Config
@@ -50,7 +50,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Find a run again."""
+        """The run that lies in a folder already."""
         if not path.is_dir():
             raise RunFolderError(f"{path} is not a run folder: there is no such folder")
         if not (path / "run.toml").is_file():
@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What environment.json says."""
+        """Versions, machine, command and the engine's choice, from environment.json."""
         try:
             found: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

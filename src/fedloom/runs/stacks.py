@@ -36,7 +36,7 @@ def stacked(tables: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 class StackFile:
-    """A file of rows."""
+    """A safetensors file whose tensors hold one row for each silo."""
 
     def __init__(self, path: Path, names: Sequence[str], rows: int, sha256: str) -> None:
         self.path, self.names, self.rows, self.sha256 = path, tuple(names), rows, sha256
@@ -114,7 +114,7 @@ class Overflow:
         self._held = [weakref.ref(found) for found in alive]
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder, since a crash needs nothing of it."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _move_out(self, states: Sequence[Kept]) -> None:

@@ -18,11 +18,11 @@ class Tracker(Protocol):
     """Hears the numbers of every round."""
 
     def record(self, round_number: int, row: Mapping[str, Any]) -> None:
-        """One row of metrics.jsonl."""
+        """Take in a round's row of metrics.jsonl."""
         ...
 
     def close(self) -> None:
-        """The run has stopped."""
+        """Write what is still held back: the run has stopped."""
         ...
 
 
@@ -40,7 +40,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of events."""
         self._writer.close()
 
 
