@@ -20,7 +20,7 @@ from typing import Any
 from common import MODELS, keep, random_federation, show
 from fedloom.config import load_config
 from fedloom.experiment import Experiment
-from fedloom.studio.server import Place, server_of
+from fedloom.studio.server import Listener, server_of
 from fedloom.studio.studio import Studio
 
 CONVOLUTIONS = ("model.network=conv", "model.channels=[32, 64, 128, 256]", "model.latent=120")
@@ -53,7 +53,7 @@ def main() -> None:
 @contextmanager
 def serving(root: Path) -> Iterator[tuple[Studio, Callable[[str], float]]]:
     """A studio, and what it takes to ask it: milliseconds."""
-    place, studio = Place.of("127.0.0.1", 0, ""), Studio.over(root, root / "papers")
+    place, studio = Listener.of("127.0.0.1", 0, ""), Studio.over(root, root / "papers")
     server = server_of(studio, place.door)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
     thread.start()

@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 
 import fedloom
 from fedloom.cli import app
-from fedloom.cli.catalogue import LISTINGS, Kind
+from fedloom.cli.catalogue import LISTINGS, Listed
 from fedloom.config import Config
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
@@ -206,7 +206,7 @@ def catalogue() -> str:
             options = table(["option", "default", "allowed", "remarks"], rows)
             parts.append(f"{_text(recipe.options)}\n\n{options}\n")
     parts.append("## Settings of merges\n\n" + table(["option", "default", "allowed", "remarks"], _merges()) + "\n")
-    for kind in (kind for kind in Kind if kind not in (Kind.METHODS, Kind.PRESETS)):
+    for kind in (kind for kind in Listed if kind not in (Listed.METHODS, Listed.PRESETS)):
         rows = [[f"`{name}`", summary] for name, summary in LISTINGS[kind]().items()]
         parts.append(f"## {kind.value.capitalize()}\n\n{table([kind.value[:-1], 'what it is'], rows)}\n")
     parts.append("## Presets\n\n" + table(["family", "presets", "an example"], _families()))

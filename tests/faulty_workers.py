@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from fedloom.reproduction import running
-from fedloom.reproduction.running import Task, Work
+from fedloom.reproduction.running import NeededRun, Work
 
 work_of_a_worker = running._work
 
@@ -24,7 +24,7 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -> None:
+def fail(tasks: Sequence[NeededRun], work: Work, workers: int, report: Connection) -> None:
     """Go wrong in the middle."""
     running.train_pack = lambda *_: 1 / 0
     work_of_a_worker(tasks, work, workers, report)

@@ -25,7 +25,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
-from fedloom.privacy.registry import Registry
+from fedloom.privacy.registry import LedgerRegistry
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
@@ -143,7 +143,7 @@ class Place:
         finally:
             for home in self.place.silos:
                 (home.path / "policy.toml").write_text(POLICY)
-            with closing(Registry(self.place.registry)) as registry:
+            with closing(LedgerRegistry(self.place.registry)) as registry:
                 for entry in registry.entries():
                     registry.forget(entry.path)
                     entry.path.unlink()

@@ -16,7 +16,7 @@ from fedloom.evaluation.metric import METRICS
 from fedloom.federation.rounds import Site
 from fedloom.federation.sources import SOURCES
 from fedloom.methods.base import Method, Setting, make_method
-from fedloom.modalities.likelihoods import Bernoulli, Gaussian, Likelihood
+from fedloom.modalities.likelihoods import Bernoulli, Likelihood, Normal
 from fedloom.models.vae import VAE
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
 from fedloom.presets import about_preset, preset_names
@@ -53,7 +53,7 @@ PROTOCOLS = {
         1e-4,
         250,
         "conv",
-        Gaussian,
+        Normal,
         (120, 60),
     ),
 }

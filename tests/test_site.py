@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 
 import fedloom
 from documentation import COMMAND, ROOT
-from fedloom.cli.catalogue import LISTINGS, Kind
+from fedloom.cli.catalogue import LISTINGS, Listed
 from fedloom.config import Config
 from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
@@ -83,8 +83,8 @@ def test_the_reference_has_every_method_with_its_options(site: Path, hook: Modul
         assert all(f"method.{field.name}" in text for _, _, field, _ in hook.settings_of(recipe.options))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PRESETS])
-def test_the_reference_has_all_that_can_be_listed(site: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in Listed if kind is not Listed.PRESETS])
+def test_the_reference_has_all_that_can_be_listed(site: Path, kind: Listed) -> None:
     text = shown(site, "reference/catalogue")
     assert [name for name in LISTINGS[kind]() if name not in text] == []
 

@@ -268,13 +268,13 @@ def test_a_warning_is_one_line_on_stderr(fedloom: Command, monkeypatch: pytest.M
         warnings.warn("the sample is small", FedloomWarning, stacklevel=2)
         return {}
 
-    monkeypatch.setitem(catalogue.LISTINGS, catalogue.Kind.PRIORS, warns)
+    monkeypatch.setitem(catalogue.LISTINGS, catalogue.Listed.PRIORS, warns)
     result = fedloom("list", "priors", "--json")
     assert (result.exit_code, result.stderr) == (0, "Warning: the sample is small\n")
 
 
 def test_an_unexpected_exception_keeps_its_traceback(fedloom: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(catalogue.LISTINGS, catalogue.Kind.PRIORS, lambda: {}["bug"])
+    monkeypatch.setitem(catalogue.LISTINGS, catalogue.Listed.PRIORS, lambda: {}["bug"])
     assert isinstance(fedloom("list", "priors").exception, KeyError)
 
 

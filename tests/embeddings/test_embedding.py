@@ -13,7 +13,7 @@ from fedloom import embedding
 from fedloom.backbones.base import Backbone
 from fedloom.embedding import Preparation, embed
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.arrays import Table, assemble
+from fedloom.federation.arrays import Examples, assemble
 from fedloom.federation.records import Dataset
 from fedloom.federation.sources import SOURCES
 
@@ -37,7 +37,7 @@ class Means(Backbone):
 def dataset() -> Dataset:
     images = torch.randint(0, 256, (24, 1, 3, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     number = np.arange(24)
-    table = Table(
+    table = Examples(
         images,
         y=np.array(["cat", "dog", "ant"])[number % 3],
         group=np.array(["ct", "mr"])[number % 2],

@@ -12,7 +12,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, initial_state
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_records import ChunkTable, Table, WholeTable
+from fedloom.engines.fused_records import ChunkTable, RecordTable, WholeTable
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
@@ -148,7 +148,7 @@ class Placed:
     """A step that, like a CUDA graph, reads records where they lay when it was recorded."""
 
     step: Callable[[], None]
-    table: Table
+    table: RecordTable
     records: Records
 
     def replay(self) -> None:

@@ -19,7 +19,7 @@ from fedloom.evaluation.likelihood import (
 )
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
-from fedloom.modalities.likelihoods import Bernoulli, Gaussian
+from fedloom.modalities.likelihoods import Bernoulli, Normal
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective, Step
@@ -174,7 +174,7 @@ def test_an_image_does_not_depend_on_how_many_there_are() -> None:
 def test_units() -> None:
     assert bits_per_dimension(-784 * math.log(2), 784) == pytest.approx(1.0)
     bernoulli, gaussian = (
-        VAE(nn.Identity(), nn.Identity(), torch.zeros(1, 1), family) for family in (Bernoulli(), Gaussian(0.3))
+        VAE(nn.Identity(), nn.Identity(), torch.zeros(1, 1), family) for family in (Bernoulli(), Normal(0.3))
     )
     assert paper_reconstruction(bernoulli, 156.8, 784) == pytest.approx(0.2)
     x, output = torch.rand(1, 12), torch.randn(1, 12)

@@ -23,7 +23,7 @@ from fedloom.experiment import Experiment, Run, load, resume, train
 from fedloom.federation.building import build_federation
 from fedloom.modalities.base import MODALITIES
 from fedloom.release.export import export, load_generators
-from fedloom.release.synthesis import Order, synthesize
+from fedloom.release.synthesis import SynthesisOrder, synthesize
 from fedloom.reports.report import write_report
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -118,7 +118,7 @@ def test_what_makes_no_sense_of_it_is_named(data: Path) -> None:
 
 def test_its_releases_hold_whole_numbers(run: Run, tmp_path: Path) -> None:
     for form in ("npz", "parquet"):
-        synthesize(run, tmp_path / form, Order(records=40, form=form), accept_risk=True)
+        synthesize(run, tmp_path / form, SynthesisOrder(records=40, form=form), accept_risk=True)
     stored = np.load(tmp_path / "npz" / "data.npz")
     seed = Streams(0).torch_seed("synthesize/", silo=0)
     expected = torch.cat([run.sample(20, group=group, seed=seed) for group in RATES]).round().to(torch.int32).numpy()
@@ -129,7 +129,7 @@ def test_its_releases_hold_whole_numbers(run: Run, tmp_path: Path) -> None:
     again = config_of(tmp_path / "npz" / "data.npz", "data.partition=groups", "data.silos=1")
     assert build_federation(again.data, Streams(0)).modality is MODALITIES["counts"]
     with pytest.raises(ConfigError, match="folder holds images of 1 or 3 channels, and these records have shape"):
-        synthesize(run, tmp_path / "folder", Order(records=4, form="folder"), accept_risk=True)
+        synthesize(run, tmp_path / "folder", SynthesisOrder(records=4, form="folder"), accept_risk=True)
 
 
 def test_its_generators_read_back_sample_the_same(run: Run, tmp_path: Path) -> None:

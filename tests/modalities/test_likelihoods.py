@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, distributions
 
-from fedloom.modalities.likelihoods import LIKELIHOODS, Bernoulli, Gaussian
+from fedloom.modalities.likelihoods import LIKELIHOODS, Bernoulli, Normal
 
 
 def pixels(*shape: int) -> Tensor:
@@ -30,12 +30,12 @@ def test_gaussian_equals_torch_distributions(variance: float) -> None:
     x, output = pixels(3, 2, 4, 4), 6 * pixels(3, 2, 4, 4) - 3
     normal = distributions.Normal(torch.sigmoid(output), math.sqrt(variance))
     expected = -normal.log_prob(x).flatten(1).sum(dim=1)
-    torch.testing.assert_close(Gaussian(variance).negative_log(x, output), expected)
+    torch.testing.assert_close(Normal(variance).negative_log(x, output), expected)
 
 
 def test_gaussian_of_variance_one_half_is_squared_error_plus_half_log_pi_a_pixel() -> None:
     """sigmoid(0) = 1/2, so black and white pixels both cost 1/4 + 1/2 log(2 pi / 2)."""
-    found = Gaussian().negative_log(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
+    found = Normal().negative_log(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
     assert found.item() == pytest.approx(0.5 + math.log(math.pi), rel=1e-6)
 
 

@@ -8,7 +8,7 @@ from torch.func import jacrev, vmap
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
-from fedloom.modalities.likelihoods import Gaussian
+from fedloom.modalities.likelihoods import Normal
 from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Step
@@ -23,7 +23,7 @@ ROUND = RoundContext(1, 1, (0,))
 
 def model() -> VAE:
     torch.manual_seed(0)
-    return VAE(Flat((5,), (6,), (4,)), Flat((2,), (6,), (5,)), torch.zeros(1, 2), Gaussian())
+    return VAE(Flat((5,), (6,), (4,)), Flat((2,), (6,), (5,)), torch.zeros(1, 2), Normal())
 
 
 def batch(rows: int = 4) -> Batch:
@@ -79,7 +79,7 @@ class Opposite(nn.Module):
         return torch.stack((z[:, 0], -z[:, 0]), dim=1) * 50
 
 
-class Plain(Gaussian):
+class Plain(Normal):
     def mean(self, output: Tensor) -> Tensor:
         return output
 

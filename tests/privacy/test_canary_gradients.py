@@ -14,7 +14,7 @@ from fedloom.errors import ConfigError
 from fedloom.privacy import dp_sgd
 from fedloom.privacy.accounting import Budget, Gaussian, noise_multiplier, spent
 from fedloom.privacy.canary_gradients import audit_mechanism, evidence, right_angles
-from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
+from fedloom.privacy.clipping import Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Moment, SecureNoise
 
@@ -121,7 +121,7 @@ def test_evidence_is_the_logarithm_of_a_likelihood_ratio(rate: float) -> None:
 @pytest.mark.parametrize(
     ("mechanism", "reason"),
     [
-        (lambda: DPSGD(1.0, 0.1, 100.0, Median()), "the clip bound is the median"),
+        (lambda: DPSGD(1.0, 0.1, 100.0, MedianNorm()), "the clip bound is the median"),
         (lambda: DPSGD(0.0, 0.1, 100.0), "no noise is added"),
         (lambda: DPSGD(1.0, 0.1, 100.0, blocks=("decoder",)), "only decoder is privatised"),
     ],

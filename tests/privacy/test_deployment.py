@@ -15,7 +15,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
-from fedloom.privacy.registry import Registry
+from fedloom.privacy.registry import LedgerRegistry
 from privacy.sqlite_faults import EVENT, RELEASES, SILO, deploy
 
 
@@ -54,7 +54,7 @@ def test_a_kill_at_any_write_of_a_run_never_leaves_a_release_unpaid(tmp_path: Pa
     assert deploy(again, again / "sent", 2, 0)
     assert charges(again / "ledger.sqlite") == paid, "what was stored is sent again for nothing"
     assert len(set(lines(again / "sent")[-4:])) == 2
-    (entry,) = Registry(again / "registry").entries()
+    (entry,) = LedgerRegistry(again / "registry").entries()
     assert (entry.path, entry.charges) == (again / "ledger.sqlite", sum(paid.values()))
 
 

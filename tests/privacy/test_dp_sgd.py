@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedloom.errors import ConfigError
 from fedloom.objectives.lending import lone_gradients
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
-from fedloom.privacy.clipping import Clipping, Fixed, Lengths, Median, Quantile, clip_factors
+from fedloom.privacy.clipping import Clipping, Fixed, Lengths, MedianNorm, Quantile, clip_factors
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.lipschitz import bound_spectrally
@@ -143,7 +143,9 @@ def test_clipping_per_tensor_is_found_out_by_neighbouring_sums() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("clipping", [Fixed(3.0), Quantile(initial=3.0), Median()], ids=["fixed", "quantile", "median"])
+@pytest.mark.parametrize(
+    "clipping", [Fixed(3.0), Quantile(initial=3.0), MedianNorm()], ids=["fixed", "quantile", "median"]
+)
 def test_the_fast_path_equals_the_exact_one(kind: str, clipping: Clipping) -> None:
     model, x, mask = network(1, kind), torch.randn(7, 8), torch.tensor([1.0, 1, 0, 1, 1, 0, 1])
     dp = mechanism(clipping=clipping)
@@ -294,7 +296,7 @@ def test_passes_of_one_batch_count_as_the_batch_does() -> None:
 
 def test_the_median_of_private_norms_bounds_nothing() -> None:
     """Norms 1, 2, 9: without the 9 the bound falls, and the sum moves by more than any record's clipped share."""
-    w, dp = nn.Parameter(torch.zeros(1)), mechanism(clipping=Median())
+    w, dp = nn.Parameter(torch.zeros(1)), mechanism(clipping=MedianNorm())
 
     def total(*norms: float) -> ClippedSum:
         values, weights = torch.tensor(norms) * w, {"w": w}

@@ -21,7 +21,7 @@ from fedloom.federation.records import Records, Silo
 from fedloom.privacy.accounting import Budget
 from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import GrantError, Ledger, read_accounts
-from fedloom.privacy.registry import SKETCH, Entry, Registry, overlap, registry_folder
+from fedloom.privacy.registry import SKETCH, LedgerRegistry, RegisteredLedger, overlap, registry_folder
 from privacy.sqlite_faults import EVENT
 
 
@@ -53,8 +53,8 @@ def charged(path: Path) -> int:
     return sum(release.charges for account in read_accounts(path) for release in account.releases)
 
 
-def entries() -> list[Entry]:
-    with contextlib.closing(Registry()) as registry:
+def entries() -> list[RegisteredLedger]:
+    with contextlib.closing(LedgerRegistry()) as registry:
         return registry.entries()
 
 
@@ -121,7 +121,7 @@ def test_another_name_for_the_same_records_has_no_budget_of_its_own(path: Path) 
 
 def test_a_ledger_that_was_given_up_may_begin_anew(path: Path) -> None:
     path.unlink()
-    with contextlib.closing(Registry()) as registry:
+    with contextlib.closing(LedgerRegistry()) as registry:
         (struck,) = registry.forget(path)
         assert struck.charges == 2
         with pytest.raises(FedloomError, match=f"no ledger at {path} is registered in"):
@@ -133,7 +133,7 @@ def test_a_ledger_that_was_given_up_may_begin_anew(path: Path) -> None:
 def test_to_give_up_one_ledger_leaves_the_others(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     spend(other, OTHER)
-    with contextlib.closing(Registry()) as registry:
+    with contextlib.closing(LedgerRegistry()) as registry:
         registry.forget(path)
     assert [(entry.silo, entry.path) for entry in entries()] == [("south", other)]
 
@@ -232,7 +232,7 @@ def test_a_ledger_that_cannot_be_read_counts_as_there(path: Path, tmp_path: Path
 def test_a_ledger_of_two_silos_is_followed_in_both(path: Path) -> None:
     spend(path, OTHER)
     assert {(entry.silo, entry.charges) for entry in entries()} == {("north", 3), ("south", 3)}
-    with contextlib.closing(Registry()) as registry:
+    with contextlib.closing(LedgerRegistry()) as registry:
         assert len(registry.forget(path)) == 2
 
 
@@ -245,15 +245,15 @@ def test_two_who_have_the_ledger_open_do_not_take_each_other_for_a_copy(path: Pa
 
 def test_a_charge_of_another_process_in_between_is_no_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes after the registry was opened, and just before it is this process's turn there."""
-    one, others, transaction = opened(path), [opened(path)], Registry._transaction
+    one, others, transaction = opened(path), [opened(path)], LedgerRegistry._transaction
     turns = itertools.count(1)
 
-    def late(registry: Registry) -> contextlib.AbstractContextManager[None]:
+    def late(registry: LedgerRegistry) -> contextlib.AbstractContextManager[None]:
         if next(turns) == 3:  # after making the tables and the key
             others[0].charge("another", "north", 1, "update", EVENT, content=None)
         return transaction(registry)
 
-    monkeypatch.setattr(Registry, "_transaction", late)
+    monkeypatch.setattr(LedgerRegistry, "_transaction", late)
     one.charge("run", "north", 2, "update", EVENT, content=None)
     assert [entry.charges for entry in entries()] == [4]
 
@@ -261,9 +261,9 @@ def test_a_charge_of_another_process_in_between_is_no_loss(path: Path, monkeypat
 STEPS = (
     (Ledger, "enrol"),
     (Ledger, "rebind"),
-    (Registry, "bind"),
-    (Registry, "check"),
-    (Registry, "register"),
+    (LedgerRegistry, "bind"),
+    (LedgerRegistry, "check"),
+    (LedgerRegistry, "register"),
 )
 
 
@@ -299,10 +299,10 @@ def test_a_crash_between_ledger_and_registry_releases_nothing(
     path: Path, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger may lead by what was not released, so that even a copy from before the charge loses nothing."""
-    before, register = path.read_bytes(), Registry.register
+    before, register = path.read_bytes(), LedgerRegistry.register
     ledger = opened(path)
 
-    def crashing(registry: Registry, silo: Silo, moved: Ledger) -> None:
+    def crashing(registry: LedgerRegistry, silo: Silo, moved: Ledger) -> None:
         if late:
             register(registry, silo, moved)
         raise KeyboardInterrupt
@@ -311,7 +311,7 @@ def test_a_crash_between_ledger_and_registry_releases_nothing(
         pytest.fail("something was made that the registry does not know of")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "register", crashing)
+        patch.setattr(LedgerRegistry, "register", crashing)
         with pytest.raises(KeyboardInterrupt):
             ledger.released("run", "north", 2, {"update": EVENT}, content=None, stored=None, make=make, store=print)
     ledger.close()
@@ -350,7 +350,7 @@ def test_an_older_ledger_goes_on_with_a_keyed_digest(tmp_path: Path) -> None:
     spend(path)
     assert [entry.charges for entry in entries()] == [2]
     (account,) = read_accounts(path)
-    with contextlib.closing(Registry()) as registry:
+    with contextlib.closing(LedgerRegistry()) as registry:
         assert account.data == registry.digest(SILO)
     assert account.budget == Budget(50.0, 1e-5, "filter")
     assert SILO.digest.encode() not in path.read_bytes()
@@ -389,7 +389,7 @@ def test_digests_are_told_by_nobody_without_the_key(path: Path, registry: Path, 
         assert bytes.fromhex(SILO.digest) not in content
         assert plain not in content
         assert (registry / "registry.key").read_bytes() not in content
-    with contextlib.closing(Registry(tmp_path / "of another user")) as other:
+    with contextlib.closing(LedgerRegistry(tmp_path / "of another user")) as other:
         assert other.digest(SILO).rpartition(":")[2] != account.data.rpartition(":")[2]
         assert other.digest(SILO) == other.digest(silo_of(SILO.train.x.clone()))
         assert not np.intersect1d(other._sketch(SILO), np.frombuffer(entries()[0].sketch, np.uint64)).size

@@ -15,12 +15,12 @@ from fedloom.federation.records import Federation
 from fedloom.methods.base import METHODS, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.release import export as exporting
-from fedloom.release.export import Graph, Subject, export, load_generators, write_graph, write_safetensors
+from fedloom.release.export import ExportJob, Graph, export, load_generators, write_graph, write_safetensors
 from labelled_vectors import labelled_config, labelled_federation
 from support import names_in, tiny_config
 
 
-def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, Subject]:
+def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, ExportJob]:
     """Generators as they are before the first round, of images or, where the method learns labels, of vectors."""
     vectors = METHODS[method].modalities == ("vector",)
     config = (labelled_config if vectors else _images)(method, "seed=5", *overrides)
@@ -28,7 +28,7 @@ def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, 
     made = Experiment.of(config, federation).method
     server = initial_state(made, federation, config).server
     generator = Generator(made, server, federation.groups, federation.classes)
-    return generator, Subject(generator, config, federation.shape, lambda _: None)
+    return generator, ExportJob(generator, config, federation.shape, lambda _: None)
 
 
 def _images(method: str, *overrides: str) -> fedloom.Config:

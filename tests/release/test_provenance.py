@@ -18,7 +18,7 @@ from fedloom.experiment import Run, load, train
 from fedloom.privacy.ledger import read_accounts, told
 from fedloom.release.cards import dataset_card
 from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
-from fedloom.release.synthesis import Order, synthesize
+from fedloom.release.synthesis import SynthesisOrder, synthesize
 from labelled_vectors import labelled_federation
 from support import names_in
 
@@ -93,7 +93,7 @@ def test_a_run_without_a_guarantee_needs_the_flag_and_its_card_says_so(images: R
     found = provenance_of(images)
     assert found.objections == ("no DP guarantee",)
     with pytest.raises(ConfigError, match=r"is not handed on \(no DP guarantee\); --accept-risk does it all the same"):
-        synthesize(images, tmp_path / "out", Order(records=2, form="npz"))
+        synthesize(images, tmp_path / "out", SynthesisOrder(records=2, form="npz"))
     assert names_in(tmp_path) == []
     header, text = card_of(found)
     assert "differential-privacy" not in header["tags"]
@@ -182,7 +182,7 @@ def test_a_name_cannot_break_the_card(images: Run) -> None:
 
 
 def test_nothing_of_a_run_names_its_silos_or_seed(private: Run, tmp_path: Path) -> None:
-    synthesize(private, tmp_path / "out", Order(records=3, form="npz", seed=8))
+    synthesize(private, tmp_path / "out", SynthesisOrder(records=3, form="npz", seed=8))
     manifest = (tmp_path / "out" / "manifest.json").read_text(encoding="utf-8")
     assert json.loads(manifest)["run"]["config"] == private.config.digest_without_seed()
     for text in (manifest, (tmp_path / "out" / "README.md").read_text(encoding="utf-8")):

@@ -17,16 +17,16 @@ from fedloom.errors import ConfigError, MissingExtraError
 from fedloom.experiment import Run
 from fedloom.federation.files import load_npz
 from fedloom.release import formats, synthesis
-from fedloom.release.formats import FolderWriter, Kind, NpzWriter, ParquetWriter
+from fedloom.release.formats import FolderWriter, NpzWriter, ParquetWriter, RecordKind
 from fedloom.release.parcel import file_names
-from fedloom.release.synthesis import Order, apportioned, counts_of, synthesize
+from fedloom.release.synthesis import SynthesisOrder, apportioned, counts_of, synthesize
 from fedloom.streams import Streams
 from support import names_in
 
 
 def made(run: Run, out: Path, records: int, form: str, labels: str = "", seed: int = 0) -> dict[str, Any]:
     """A data set, and its manifest."""
-    synthesize(run, out, Order(records=records, form=form, labels=labels, seed=seed), accept_risk=True)
+    synthesize(run, out, SynthesisOrder(records=records, form=form, labels=labels, seed=seed), accept_risk=True)
     manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     return manifest
 
@@ -95,7 +95,7 @@ def test_a_record_does_not_depend_on_how_many_there_are(
 ) -> None:
     monkeypatch.setattr(synthesis, "CHUNK", 3)
     heard: list[tuple[int, str]] = []
-    order = Order(records=14, form="npz")
+    order = SynthesisOrder(records=14, form="npz")
     synthesize(images, tmp_path / "many", order, accept_risk=True, progress=lambda *news: heard.append(news))
     synthesize(images, tmp_path / "few", replace(order, records=8), accept_risk=True)
     many, few = (np.load(tmp_path / name / "data.npz")["x_train"] for name in ("many", "few"))
@@ -110,7 +110,7 @@ def test_labels_follow_the_noisy_counts_of_the_run(private: Run) -> None:
     shares = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     generator.server.memory["label-shares"] = shares
     for labels in ("prior", ""):
-        order = Order(records=10, form="npz", labels=labels)
+        order = SynthesisOrder(records=10, form="npz", labels=labels)
         assert counts_of(generator, "z", order) == {"all": {"ant": 5, "bee": 3, "cat": 2}}
 
 
@@ -125,13 +125,13 @@ def test_counts_add_up(total: int, shares: list[float], counts: list[int]) -> No
 @pytest.mark.parametrize("shape", [(6,), (2, 5, 5)], ids=str)
 def test_what_is_no_picture_is_refused_as_a_folder(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"folder holds images of 1 or 3 channels, .* use npz or parquet"):
-        FolderWriter(tmp_path, Kind(shape, ("all",), ()))
+        FolderWriter(tmp_path, RecordKind(shape, ("all",), ()))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_images_of_several_channels_keep_every_pixel(channels: int, tmp_path: Path, offline: Path) -> None:
     x = torch.rand(3, channels, 5, 4, generator=torch.Generator().manual_seed(1))
-    kind = Kind((channels, 5, 4), ("all",), ())
+    kind = RecordKind((channels, 5, 4), ("all",), ())
     stored = (x * 255).round().byte().numpy()
     for make in (NpzWriter, ParquetWriter):
         writer = make(tmp_path, kind)
@@ -158,5 +158,5 @@ def test_names_of_groups_and_classes_cannot_leave_the_folder() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"'pyarrow'; install it with: pip install 'fedloom\[release\]'"):
-        formats.ParquetWriter(tmp_path, Kind((6,), ("all",), ()))
+        formats.ParquetWriter(tmp_path, RecordKind((6,), ("all",), ()))
     assert names_in(tmp_path) == []

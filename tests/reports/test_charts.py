@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from fedloom.reports.charts import (
+    AxisScale,
     Copy,
     Curve,
     Link,
-    Scale,
     Series,
     bars,
     line_chart,
@@ -51,8 +51,8 @@ def test_ticks_are_round_and_enclose_the_range(low: float, high: float, expected
 
 
 def test_a_scale_maps_both_ends_and_puts_a_single_value_in_the_middle() -> None:
-    assert [Scale(0, 4, 100, 300)(value) for value in (0, 1, 4)] == [100, 150, 300]
-    assert Scale(7, 7, 100, 300)(7) == 200
+    assert [AxisScale(0, 4, 100, 300)(value) for value in (0, 1, 4)] == [100, 150, 300]
+    assert AxisScale(7, 7, 100, 300)(7) == 200
 
 
 def test_a_line_has_the_coordinates_of_its_points() -> None:

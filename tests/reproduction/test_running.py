@@ -21,8 +21,8 @@ from fedloom.federation.records import Federation
 from fedloom.reproduction import running, stages
 from fedloom.reproduction.figures import FIGURES, LATENTS, PANEL, add_to_figures
 from fedloom.reproduction.rendering import render, render_pages
-from fedloom.reproduction.results import Result, Results, read_result
-from fedloom.reproduction.running import Task, Work, carry_out, tasks_of
+from fedloom.reproduction.results import Results, RunResult, read_result
+from fedloom.reproduction.running import NeededRun, Work, carry_out, tasks_of
 from fedloom.reproduction.stages import heads
 from fedloom.reproduction.tables import identity, load_table, table_names
 from fedloom.sweep import Federations
@@ -31,7 +31,7 @@ from labelled_vectors import vectors
 MORE = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
 
 
-def tasks(paper: Path, seeds: int = 1, rows: tuple[str, ...] = ()) -> list[Task]:
+def tasks(paper: Path, seeds: int = 1, rows: tuple[str, ...] = ()) -> list[NeededRun]:
     return tasks_of([load_table("tiny/table1")], paper.parent, rows=rows, seeds=seeds, more=MORE)
 
 
@@ -260,7 +260,7 @@ def test_a_run_that_cannot_be_measured_leaves_the_others_alone(
     measured, asked = running._measured, tasks(paper)
     first, second = (task.trial.name for task in asked)
 
-    def fails_once(run: Run, task: Task, work: Work, federation: Federation) -> Result:
+    def fails_once(run: Run, task: NeededRun, work: Work, federation: Federation) -> RunResult:
         if task.trial.name == first:
             raise DataError("no such thing")
         return measured(run, task, work, federation)
@@ -377,7 +377,7 @@ def test_what_a_run_is_does_not_depend_on_where_it_runs_or_how_it_is_measured() 
         assert identity(load_config("demo", [other])) != base
 
 
-def heads_of(tmp_path: Path, paper: Path, seed: int) -> Task:
+def heads_of(tmp_path: Path, paper: Path, seed: int) -> NeededRun:
     """Heads on a table of vectors, drawn with a seed."""
     (tmp_path / "tables" / "tiny" / "heads.toml").write_text(
         """

@@ -12,11 +12,11 @@ from fastapi.testclient import TestClient
 from fedloom.experiment import train
 from fedloom.studio.app import make_app
 from fedloom.studio.catalogue import Catalogue
-from fedloom.studio.gate import Door
+from fedloom.studio.gate import Admission
 from fedloom.studio.studio import Studio
 from support import tiny_config
 
-LOCAL = Door(frozenset({"localhost"}))
+LOCAL = Admission(frozenset({"localhost"}))
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ Ask = Callable[..., TestClient]
 def ask() -> Ask:
     """A client of the studio over a folder, from the same machine unless told."""
 
-    def call(folder: Path, door: Door = LOCAL, base_url: str = "http://localhost:8260") -> TestClient:
+    def call(folder: Path, door: Admission = LOCAL, base_url: str = "http://localhost:8260") -> TestClient:
         return TestClient(
             make_app(Studio.over(folder, folder.parent / "papers"), door), base_url=base_url, follow_redirects=False
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.studio.server import Place, Server, server_of
+from fedloom.studio.server import Listener, Server, server_of
 from fedloom.studio.studio import Studio
 from support import wait_for
 
@@ -41,7 +41,7 @@ class Running:
 @contextmanager
 def serving(root: Path, token: str = "") -> Iterator[Running]:
     """A studio in a thread of this process."""
-    place = Place.of("127.0.0.1", 0, token)
+    place = Listener.of("127.0.0.1", 0, token)
     server = server_of(Studio.over(root, root.parent / "papers"), place.door)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
     thread.start()

@@ -10,12 +10,12 @@ from fastapi.testclient import TestClient
 
 from fedloom.errors import ConfigError
 from fedloom.studio import pages
-from fedloom.studio.gate import HEADERS, LONGEST_ADDRESS, Door
-from fedloom.studio.server import Place
+from fedloom.studio.gate import HEADERS, LONGEST_ADDRESS, Admission
+from fedloom.studio.server import Listener
 from studio.conftest import Ask
 
 TOKEN = "a-token-that-is-long-enough"
-OPEN = Door(frozenset({"localhost", "box"}), any_address=True, token=TOKEN, cookie="studio")
+OPEN = Admission(frozenset({"localhost", "box"}), any_address=True, token=TOKEN, cookie="studio")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
@@ -154,7 +154,7 @@ def test_elsewhere_any_address_may_be_called_and_names_of_this_machine(
 
 @pytest.mark.parametrize(("host", "asks"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
 def test_only_loopback_does_without_a_token(host: str, asks: bool) -> None:
-    place = Place.of(host, 0, "")
+    place = Listener.of(host, 0, "")
     try:
         assert bool(place.door.token) == asks
         assert len(place.door.token) in (0, 43)  # 32 random bytes
@@ -165,25 +165,25 @@ def test_only_loopback_does_without_a_token(host: str, asks: bool) -> None:
 
 
 def test_each_token_is_a_new_one() -> None:
-    places = [Place.of("0.0.0.0", 0, "") for _ in range(2)]
+    places = [Listener.of("0.0.0.0", 0, "") for _ in range(2)]
     assert len({place.door.token for place in places}) == 2
     for place in places:
         place.listener.close()
 
 
 def test_a_given_token_holds_on_loopback_too_and_is_not_short() -> None:
-    place = Place.of("127.0.0.1", 0, TOKEN)
+    place = Listener.of("127.0.0.1", 0, TOKEN)
     place.listener.close()
     assert place.door.token == TOKEN
     with pytest.raises(ConfigError, match="--token has 5 characters; it must have at least 16"):
-        Place.of("127.0.0.1", 0, "short")
+        Listener.of("127.0.0.1", 0, "short")
 
 
 def test_an_address_that_is_taken_is_said_so() -> None:
-    place = Place.of("127.0.0.1", 0, "")
+    place = Listener.of("127.0.0.1", 0, "")
     port = place.listener.getsockname()[1]
     with pytest.raises(ConfigError, match=f"cannot listen at --host 127.0.0.1 --port {port}: Address already in use"):
-        Place.of("127.0.0.1", port, "")
+        Listener.of("127.0.0.1", port, "")
     place.listener.close()
     with pytest.raises(ConfigError, match=r"cannot listen at --host 192.*: Cannot assign requested address"):
-        Place.of("192.0.2.1", 0, "")  # an address of documents alone
+        Listener.of("192.0.2.1", 0, "")  # an address of documents alone

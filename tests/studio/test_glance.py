@@ -15,25 +15,25 @@ import pytest
 from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import watch as watching
-from fedloom.studio.catalogue import Catalogue, Entry
+from fedloom.studio.catalogue import Catalogue, FoundRun
 from fedloom.studio.glance import Best, Glance, glance_at
-from fedloom.studio.watch import Sight, Watch
+from fedloom.studio.watch import RunWatch, Sight
 from support import tiny_config
 
 
 @pytest.fixture
-def entry(tmp_path: Path) -> Entry:
+def entry(tmp_path: Path) -> FoundRun:
     """A run of three rounds that has only begun."""
     RunFolder.create(tmp_path / "run", tiny_config("rounds=3", "seed=7"))
-    return Entry("key", "run", tmp_path / "run")
+    return FoundRun("key", "run", tmp_path / "run")
 
 
-def log(entry: Entry, *rows: dict[str, Any]) -> None:
+def log(entry: FoundRun, *rows: dict[str, Any]) -> None:
     with (entry.path / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_a_run_that_has_only_begun(entry: Entry) -> None:
+def test_a_run_that_has_only_begun(entry: FoundRun) -> None:
     found = glance_at(entry)
     assert (found.title, found.method, found.data, found.seed) == ("demo", "fissionvae", "mixed-mnist-sample", "7")
     assert (found.rounds_done, found.rounds_planned, found.seconds, found.seconds_left) == (0, 3, None, None)
@@ -41,7 +41,7 @@ def test_a_run_that_has_only_begun(entry: Entry) -> None:
     assert found.state(time.time()) == "running"
 
 
-def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: Entry) -> None:
+def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: FoundRun) -> None:
     hits = {"domain-hit/cnn/n9/group=a": 0.5, "domain-hit/cnn/n9/group=b": 0.9}
     log(
         entry,
@@ -54,7 +54,7 @@ def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: E
     assert (found.rounds_done, found.seconds, found.seconds_left) == (2, None, None)
 
 
-def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry: Entry) -> None:
+def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry: FoundRun) -> None:
     log(entry, {"round": 1, "seconds": 4.0, "train/nll": 9.0}, {"round": 2, "seconds": 6.0, "train/nll": 8.0})
     found = glance_at(entry)
     assert found.best == (Best("nll", 8.0, 2),)
@@ -63,7 +63,7 @@ def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry
 
 def test_epsilon_is_what_was_spent_rounded_up(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", tiny_config("privacy.mechanism=dp-sgd", "privacy.epsilon=8"))
-    entry = Entry("key", "run", tmp_path / "run")
+    entry = FoundRun("key", "run", tmp_path / "run")
     assert glance_at(entry).privacy == "nothing spent yet"
     log(entry, {"round": 1, "privacy/epsilon/max": 2.00001})
     assert glance_at(entry).privacy == "ε 2.001"
@@ -83,19 +83,19 @@ def test_epsilon_is_what_was_spent_rounded_up(tmp_path: Path) -> None:
 def test_a_run_lives_while_there_are_signs_of_life(
     ended: str, seconds: float | None, silence: float, state: str
 ) -> None:
-    glance = Glance(Entry("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
+    glance = Glance(FoundRun("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
     assert glance.state(1000.0 + silence) == state
 
 
 def test_a_run_is_known_by_its_settings_with_and_without_where_its_data_lie(tmp_path: Path) -> None:
     """Whatever its name and seed."""
     RunFolder.create(tmp_path / "run", tiny_config("seed=3", "name=other", "data.path=here"))
-    found = glance_at(Entry("key", "run", tmp_path / "run")).identities
+    found = glance_at(FoundRun("key", "run", tmp_path / "run")).identities
     assert found == {identity(tiny_config()), identity(tiny_config("data.path=here"))}
     assert len(found) == 2
 
 
-def test_how_it_ended_is_read(entry: Entry) -> None:
+def test_how_it_ended_is_read(entry: FoundRun) -> None:
     RunFolder.open(entry.path).end("diverged", 2, "a loss that is not finite")
     assert glance_at(entry).state(time.time()) == "diverged"
 
@@ -122,7 +122,7 @@ def test_how_it_ended_is_read(entry: Entry) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_run_is_one_sentence(entry: Entry, name: str, content: bytes, words: str) -> None:
+def test_what_is_wrong_with_a_run_is_one_sentence(entry: FoundRun, name: str, content: bytes, words: str) -> None:
     (entry.path / name).write_bytes(content)
     found = glance_at(entry)
     assert words in found.problem
@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_run_is_one_sentence(entry: Entry, name: str, conte
     assert found.state(time.time()) == "unreadable"
 
 
-def test_no_number_of_rounds_is_too_large_to_wait_for(entry: Entry) -> None:
+def test_no_number_of_rounds_is_too_large_to_wait_for(entry: FoundRun) -> None:
     toml = entry.path / "run.toml"
     toml.write_text(toml.read_text().replace("rounds = 3\n", f"rounds = {'9' * 400}\n"))
     log(entry, {"round": 1, "seconds": 4.0})
@@ -139,12 +139,12 @@ def test_no_number_of_rounds_is_too_large_to_wait_for(entry: Entry) -> None:
 
 
 @pytest.fixture
-def watch(entry: Entry) -> Watch:
+def watch(entry: FoundRun) -> RunWatch:
     """A watch without patience."""
-    return Watch(Catalogue(entry.path.parent), tick=0.0)
+    return RunWatch(Catalogue(entry.path.parent), tick=0.0)
 
 
-async def heard(watch: Watch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tuple[str, Sight | None] | None]:
+async def heard(watch: RunWatch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tuple[str, Sight | None] | None]:
     """The first event, and the next after each act."""
     changes = watch.changes(keys)
     events = [await anext(changes)]
@@ -156,7 +156,7 @@ async def heard(watch: Watch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tu
     return events
 
 
-def test_whoever_watches_hears_of_every_change_and_of_nothing_else(entry: Entry, watch: Watch) -> None:
+def test_whoever_watches_hears_of_every_change_and_of_nothing_else(entry: FoundRun, watch: RunWatch) -> None:
     folder = RunFolder.open(entry.path)
     events = asyncio.run(
         heard(
@@ -174,14 +174,14 @@ def test_whoever_watches_hears_of_every_change_and_of_nothing_else(entry: Entry,
     assert watch.watchers == 0
 
 
-def test_a_run_that_is_gone_is_said_to_be(entry: Entry, watch: Watch) -> None:
+def test_a_run_that_is_gone_is_said_to_be(entry: FoundRun, watch: RunWatch) -> None:
     (key,) = watch.catalogue.entries()
     events = asyncio.run(heard(watch, lambda: (entry.path / "run.toml").unlink(), keys=(key,)))
     assert events[1] == (key, None)
 
 
 def test_a_run_is_read_again_only_when_it_has_changed(
-    entry: Entry, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    entry: FoundRun, watch: RunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     monkeypatch.setattr(watching, "glance_at", lambda one: read.append(one.name) or glance_at(one))
@@ -193,10 +193,10 @@ def test_a_run_is_read_again_only_when_it_has_changed(
     assert read == ["run", "run"]
 
 
-def test_all_who_watch_share_one_look(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, looks = Watch(Catalogue(entry.path.parent), tick=math.inf), []
-    look = Watch.look
-    monkeypatch.setattr(Watch, "look", lambda self: looks.append(1) or look(self))
+def test_all_who_watch_share_one_look(entry: FoundRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, looks = RunWatch(Catalogue(entry.path.parent), tick=math.inf), []
+    look = RunWatch.look
+    monkeypatch.setattr(RunWatch, "look", lambda self: looks.append(1) or look(self))
 
     async def crowd() -> None:
         everybody = [watch.changes() for _ in range(5)]
@@ -210,7 +210,7 @@ def test_all_who_watch_share_one_look(entry: Entry, monkeypatch: pytest.MonkeyPa
 
 
 def test_silence_is_broken_now_and_then_and_ends_when_the_studio_does(
-    entry: Entry, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    entry: FoundRun, watch: RunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "HEARTBEAT", 0.0)
 
@@ -225,8 +225,8 @@ def test_silence_is_broken_now_and_then_and_ends_when_the_studio_does(
     assert events[1:] == [None, None]
 
 
-def test_a_stream_that_rests_ends_with_the_studio_and_not_after_the_next_look(entry: Entry) -> None:
-    watch = Watch(Catalogue(entry.path.parent), tick=math.inf)
+def test_a_stream_that_rests_ends_with_the_studio_and_not_after_the_next_look(entry: FoundRun) -> None:
+    watch = RunWatch(Catalogue(entry.path.parent), tick=math.inf)
 
     async def listen() -> list[Any]:
         stream = watch.changes()
@@ -237,7 +237,7 @@ def test_a_stream_that_rests_ends_with_the_studio_and_not_after_the_next_look(en
     assert asyncio.run(listen())[1] == "the end"
 
 
-def test_a_file_that_is_put_back_with_its_old_time_is_noticed(entry: Entry, watch: Watch) -> None:
+def test_a_file_that_is_put_back_with_its_old_time_is_noticed(entry: FoundRun, watch: RunWatch) -> None:
     log(entry, {"round": 1})
     before = watch.look()
     other, file = entry.path / "other", entry.path / "metrics.jsonl"

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import app, pages, studio
-from fedloom.studio.catalogue import Entry
+from fedloom.studio.catalogue import FoundRun
 from fedloom.studio.glance import Glance
 from fedloom.studio.watch import Sight
 from html_pages import Page
@@ -58,7 +58,7 @@ def test_a_line_for_each_run(client: TestClient, keys: dict[str, str]) -> None:
 def test_a_state_is_never_markup(part: Callable[[Sight], str]) -> None:
     """Even one that no reader lets through."""
     state = '"><form action="//evil.example">'
-    found = Page(part(Sight(Glance(Entry("key", "run", Path()), "", 0.0), state)))
+    found = Page(part(Sight(Glance(FoundRun("key", "run", Path()), "", 0.0), state)))
     assert not found.all("form")
     assert state in " ".join((found.text, *found.values("data-state"), *found.values("data-states")))
 

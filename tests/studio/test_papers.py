@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.config import load_config
-from fedloom.reproduction.results import Result, result_path
+from fedloom.reproduction.results import RunResult, result_path
 from fedloom.reproduction.tables import load_table, table_names
 from fedloom.runs.folder import RunFolder
 from html_pages import Page
@@ -36,7 +36,7 @@ def test_results_and_runs_stand_beside_it(ask: Ask, tmp_path: Path) -> None:
     row = table.rows[ROW]
     column = next(column for column in table.columns if column.metric)
     for seed, value in ((0, 40.0), (1, 44.0)):
-        result = Result(
+        result = RunResult(
             row=f"{TABLE}/{row.id}",
             preset=row.preset,
             overrides=list(row.overrides),

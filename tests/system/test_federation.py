@@ -29,7 +29,7 @@ from fedloom.deployment.serving import Serving
 from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.registry import Registry
+from fedloom.privacy.registry import LedgerRegistry
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
@@ -56,7 +56,7 @@ def test_separate_processes_learn_what_the_reference_engine_learns(place: Place,
                 assert ours.spent == math.inf  # noise for tests protects nothing
                 assert [(each.name, each.charges) for each in ours.releases] == [("update", 2)]
                 assert theirs[home.name].spent > 0
-            with contextlib.closing(Registry(place.place.registry)) as registry:
+            with contextlib.closing(LedgerRegistry(place.place.registry)) as registry:
                 known = {(entry.silo, entry.path, entry.charges) for entry in registry.entries()}
             assert known == {(home.name, home.path / "ledger.sqlite", 2) for home in place.place.silos}
 

@@ -24,7 +24,7 @@ from fedloom.experiment import train
 from fedloom.runs.files import write_atomically
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import app
-from fedloom.studio.watch import Watch
+from fedloom.studio.watch import RunWatch
 from studio.serving import Running, serving
 from support import tiny_config, wait_for
 
@@ -163,7 +163,7 @@ def test_an_end_before_the_page_listens_is_said(
     """The page was made while the run went on; the first that its stream says is that it has finished."""
     stream, over = app._stream, threading.Event()
 
-    async def late(watch: Watch, keys: Sequence[str]) -> AsyncIterator[str]:
+    async def late(watch: RunWatch, keys: Sequence[str]) -> AsyncIterator[str]:
         await asyncio.to_thread(over.wait)
         async for line in stream(watch, keys):
             yield line

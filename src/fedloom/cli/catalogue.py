@@ -17,7 +17,7 @@ T = TypeVar("T")
 LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
 
 
-class Kind(StrEnum):
+class Listed(StrEnum):
     """What can be listed."""
 
     METHODS = "methods"
@@ -91,21 +91,21 @@ def _tables() -> dict[str, str]:
     return {name: load_table(name).title for name in table_names()}
 
 
-LISTINGS: dict[Kind, Callable[[], dict[str, str]]] = {
-    Kind.METHODS: _methods,
-    Kind.PRESETS: _presets,
-    Kind.DATASETS: _datasets,
-    Kind.PARTITIONS: _partitions,
-    Kind.NETWORKS: _networks,
-    Kind.PRIORS: _priors,
-    Kind.MERGES: _merges,
-    Kind.METRICS: _metrics,
-    Kind.TABLES: _tables,
+LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
+    Listed.METHODS: _methods,
+    Listed.PRESETS: _presets,
+    Listed.DATASETS: _datasets,
+    Listed.PARTITIONS: _partitions,
+    Listed.NETWORKS: _networks,
+    Listed.PRIORS: _priors,
+    Listed.MERGES: _merges,
+    Listed.METRICS: _metrics,
+    Listed.TABLES: _tables,
 }
 
 
 def list_names(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
+    kind: Annotated[Listed, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
 ) -> None:
     """List what there is to choose from, each name with a line about it."""
     found = LISTINGS[kind]()

@@ -38,12 +38,12 @@ def ledger(
 
 
 def _show_registry(as_json: bool) -> None:
-    from fedloom.privacy.registry import FILE, Registry, registry_folder
+    from fedloom.privacy.registry import FILE, LedgerRegistry, registry_folder
 
     folder = registry_folder()
     entries = []
     if (folder / FILE).is_file():
-        with closing(Registry(folder)) as registry:
+        with closing(LedgerRegistry(folder)) as registry:
             entries = registry.entries()
     if as_json:
         rows = [{"silo": entry.silo, "charges": entry.charges, "ledger": str(entry.path)} for entry in entries]
@@ -59,9 +59,9 @@ def _show_registry(as_json: bool) -> None:
 
 
 def _forget(path: Path, yes: bool) -> None:
-    from fedloom.privacy.registry import Registry
+    from fedloom.privacy.registry import LedgerRegistry
 
-    with closing(Registry()) as registry:
+    with closing(LedgerRegistry()) as registry:
         charges = max(entry.charges for entry in registry.at(path))
         say(
             f"The registry then no longer knows that {path} counted {plural(charges, 'charge')}: a new, older or "

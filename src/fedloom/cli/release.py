@@ -48,9 +48,9 @@ def synthesize(
         from rich.progress import Progress
 
         from fedloom.experiment import load, torch_device
-        from fedloom.release.synthesis import Order, synthesize
+        from fedloom.release.synthesis import SynthesisOrder, synthesize
 
-        order = Order(
+        order = SynthesisOrder(
             records=n,
             form=form,
             labels=labels,

@@ -19,7 +19,7 @@ from fedloom.deployment.confinement import Rights, bubblewrap, confined
 from fedloom.deployment.homes import SiloHome
 from fedloom.deployment.processes import Child, Household, flower_environment, locked
 from fedloom.errors import FedloomError
-from fedloom.privacy.registry import KEY, VARIABLE, Registry, registry_folder
+from fedloom.privacy.registry import KEY, VARIABLE, LedgerRegistry, registry_folder
 
 UNCONFINED = (
     "the worker has all rights of this user: bubblewrap (Debian's package) is not installed, or not allowed here; "
@@ -41,7 +41,7 @@ class Joining:
     def __enter__(self) -> Joining:
         if not self.data.exists():
             raise FedloomError(f"--data {self.data} does not exist; give an .npz file or a folder of images")
-        Registry(self.registry).close()  # the worker may write there, but not make the folder
+        LedgerRegistry(self.registry).close()  # the worker may write there, but not make the folder
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.
         self._runtime = Path(tempfile.mkdtemp(prefix="fedloom-"))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedloom.engines.fused_stack import Kind, Member, Stack
+from fedloom.engines.fused_stack import Member, Stack, StackKind
 from fedloom.federation.records import Records
 from fedloom.methods.base import Phase
 from fedloom.sharing.plan import Tensors
@@ -22,7 +22,7 @@ FIRST_STEPS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class BatchWindow:
     """Some consecutive steps of the silos that take them."""
 
     index: Tensor  # (steps, silos, batch) rows of the stack's records
@@ -104,7 +104,7 @@ class Schedule(Stretches):
             device=device,
         )  # (silos, epochs, longest)
 
-    def windows(self, longest: int) -> Iterator[Window]:
+    def windows(self, longest: int) -> Iterator[BatchWindow]:
         """The steps in order, in windows of at most ``longest`` in which the same silos are at work."""
         for first, last, silos in self.stretches(longest):
             # The very first is short, so that a GPU has work to do while the rest is drawn.
@@ -113,7 +113,7 @@ class Schedule(Stretches):
                 yield self._window(first, middle, silos)
             yield self._window(middle, last, silos)
 
-    def _window(self, first: int, last: int, silos: int) -> Window:
+    def _window(self, first: int, last: int, silos: int) -> BatchWindow:
         batch = self._batch
         step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
         size = self._size[:silos]
@@ -125,7 +125,7 @@ class Schedule(Stretches):
         order = self._orders[:silos].flatten(1)
         rows = torch.gather(order.expand(len(step), -1, -1), 2, place) + self._offset[:silos].unsqueeze(1)
         noise = tuple(self._noise(phase, step, silos) for phase in self._phases)
-        return Window(rows, mask.to(torch.float32), noise)
+        return BatchWindow(rows, mask.to(torch.float32), noise)
 
     def _noise(self, phase: Phase, step: Tensor, silos: int) -> Tensors:
         return {
@@ -144,7 +144,7 @@ class Schedule(Stretches):
         }
 
 
-def buffers(kind: Kind, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
+def buffers(kind: StackKind, steps: int, silos: int, device: torch.device) -> tuple[Any, ...]:
     """Room for what so many steps take."""
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -154,7 +154,7 @@ def buffers(kind: Kind, steps: int, silos: int, device: torch.device) -> tuple[A
     return buffer(dtype=torch.int64), buffer().fill_(1.0), noise  # no division by zero rows
 
 
-def numbers_per_step(kind: Kind) -> int:
+def numbers_per_step(kind: StackKind) -> int:
     """How many numbers a window holds for each step of a silo."""
     noise = sum(math.prod(s) for phase in kind.phases for s in phase.objective.noise.values())
     return kind.local.batch_size * (noise + 3)  # index (two words) and mask

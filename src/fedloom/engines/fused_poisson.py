@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_batches import Stretches
-from fedloom.engines.fused_stack import Kind, Member, Stack
+from fedloom.engines.fused_stack import Member, Stack, StackKind
 from fedloom.engines.private_training import unit_sizes
 from fedloom.methods.base import Phase
 from fedloom.privacy.noise import StreamNoise, coins
@@ -209,7 +209,7 @@ def rows_of_members(members: Sequence[Member]) -> dict[Member, int]:
     return found
 
 
-def private_buffers(kind: Kind, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
+def private_buffers(kind: StackKind, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
     """Room for a usual window."""
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -224,7 +224,7 @@ def private_buffers(kind: Kind, steps: int, silos: int, rows: int, device: torch
     return tuple((of_phase(phase),) for phase in kind.phases)
 
 
-def private_numbers_per_step(kind: Kind, units: int, rows: int) -> int:
+def private_numbers_per_step(kind: StackKind, units: int, rows: int) -> int:
     """How many numbers a window holds for each step of a silo of so many units, and the drawing of it beside them."""
     total = 0
     for phase in kind.phases:

@@ -34,7 +34,7 @@ from fedloom.engines.fused_step import (
     tapped_losses,
     written_out,
 )
-from fedloom.engines.fused_support import Trial
+from fedloom.engines.fused_support import PhaseTrial
 from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.training import BOUND, parameters_of
 from fedloom.federation.records import UNLABELLED
@@ -63,7 +63,7 @@ def probed(stack: Stack, phase: Phase) -> Probe:
     return Probe(*watched_trial(stack.model, phase, trained, made_up, first.trainer.streams))
 
 
-def private_trial(trial: Trial, mechanism: DPSGD) -> Trial:
+def private_trial(trial: PhaseTrial, mechanism: DPSGD) -> PhaseTrial:
     """Clipped sums of linear layers do not come out transposed, as plain gradients do."""
     gradients = {n: g.contiguous() if mechanism.is_private(n) else g for n, g in trial.gradients.items()}
     return replace(trial, gradients=gradients)
@@ -156,7 +156,7 @@ class PrivateProgram(StackProgram):
         self,
         stack: Stack,
         size: int,
-        trials: Sequence[Trial],
+        trials: Sequence[PhaseTrial],
         precision: Precision,
         compiled: bool,
         probes: Sequence[Probe],

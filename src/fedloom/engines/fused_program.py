@@ -13,7 +13,7 @@ from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, WatchedContext, evaluation, laid_out
-from fedloom.engines.fused_support import Trial
+from fedloom.engines.fused_support import PhaseTrial
 from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
@@ -26,7 +26,9 @@ from fedloom.sharing.plan import Tensors
 class StackProgram:
     """Weights, moments and loss sums for up to ``size`` silos of a stack; a chunk uses the first places."""
 
-    def __init__(self, stack: Stack, size: int, trials: Sequence[Trial], precision: Precision, compiled: bool) -> None:
+    def __init__(
+        self, stack: Stack, size: int, trials: Sequence[PhaseTrial], precision: Precision, compiled: bool
+    ) -> None:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
         self._device = stack.device
         stack.table.reserve(size)

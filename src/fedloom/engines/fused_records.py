@@ -13,7 +13,7 @@ from fedloom.federation.records import Records, Silo, concatenate
 RECORDS_SHARE = 0.5  # of the memory that a device has left: weights, moments and noise need some, too
 
 
-class Table(Protocol):
+class RecordTable(Protocol):
     """Records of silos on a device, as stored."""
 
     @property
@@ -86,7 +86,7 @@ class ChunkTable:
         return [self._held[silo] for silo in silos]
 
 
-def refill(table: Table, silo: Silo, records: Records) -> bool:
+def refill(table: RecordTable, silo: Silo, records: Records) -> bool:
     """Put other records in the place of a silo's, if they fit there: what was recorded reads them from then on."""
     first = table.places.get(silo)
     if first is None or len(records) != len(silo):

@@ -37,7 +37,7 @@ class Trained:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RunShare:
     """What a chunk brings to one run."""
 
     places: Sequence[Place]
@@ -62,20 +62,20 @@ class RunRound:
         totals = totals_of([members[index].records for index in job.context.participants])
         self._mean = StackedMean(method.plan, method.aggregator, totals) if not trial and sums else None
 
-    def gathered(self, places: Sequence[Place], weights: Tensors) -> Part:
+    def gathered(self, places: Sequence[Place], weights: Tensors) -> RunShare:
         """What this run gets of a chunk; a mistake in it is kept as the run's own."""
         try:
             results = [self._result(place, weights) for place in places]
         except FedloomError as error:
             self.error = error
-            return Part([], [], [])
+            return RunShare([], [], [])
         sums: list[Sum] = []
         if self._mean is not None:
             positions, sites = [place.position for place in places], [place.member.site for place in places]
             sums = self._mean.sums(weights, positions, sites, [result.update for result in results])
-        return Part(places, results, sums)
+        return RunShare(places, results, sums)
 
-    def take(self, part: Part, trained: Sequence[Trained], seconds: float) -> None:
+    def take(self, part: RunShare, trained: Sequence[Trained], seconds: float) -> None:
         """Add what a chunk brought; each of its silos took so many seconds."""
         try:
             for place, result in zip(part.places, part.results, strict=True):

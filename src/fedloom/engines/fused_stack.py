@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.config import LocalConfig, PrivacyConfig
 from fedloom.engines.base import site_of
-from fedloom.engines.fused_records import ChunkTable, Table, WholeTable, room_on, size_of
+from fedloom.engines.fused_records import ChunkTable, RecordTable, WholeTable, room_on, size_of
 from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
@@ -61,7 +61,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Kind:
+class StackKind:
     """What silos must have in common to train in one stack, whichever run they belong to."""
 
     architecture: str
@@ -79,10 +79,10 @@ class Kind:
 class Stack:
     """Silos that train together."""
 
-    kind: Kind
+    kind: StackKind
     model: nn.Module  # stands for the model of each silo; its own weights are never used
     members: tuple[Member, ...]
-    table: Table  # of their records; runs may share a silo
+    table: RecordTable  # of their records; runs may share a silo
     device: torch.device
     constants: dict[Member, Tensors]  # what differs between models beside their weights, such as prior means
 
@@ -92,10 +92,10 @@ class Stack:
         return concatenate([silo.train.take(torch.arange(min(rows, len(silo)))) for silo in silos]).to(self.device)
 
 
-def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[Kind, list[tuple[Member, nn.Module]]]]:
+def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[StackKind, list[tuple[Member, nn.Module]]]]:
     """A run's silos, each with a model that stands for its own, divided by kind."""
     models: dict[Hashable, nn.Module] = {}
-    kinds: dict[tuple[Any, ...], Kind] = {}
+    kinds: dict[tuple[Any, ...], StackKind] = {}
     found = []
     for index in range(len(trainer.federation)):
         member = Member(run, index, trainer)
@@ -130,9 +130,9 @@ def together(pairs: Iterable[tuple[K, V]]) -> list[tuple[K, list[V]]]:
     return found
 
 
-def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> Kind:
+def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> StackKind:
     method, config = member.trainer.method, member.trainer.config
-    return Kind(
+    return StackKind(
         architecture=_architecture(model),
         columns=columns,
         phases=method.phases,
@@ -155,7 +155,7 @@ def _alike(settings: PrivacyConfig) -> DPSGD:
 
 
 def _stack(
-    kind: Kind, silos: list[tuple[Member, nn.Module]], device: torch.device, make: type[WholeTable | ChunkTable]
+    kind: StackKind, silos: list[tuple[Member, nn.Module]], device: torch.device, make: type[WholeTable | ChunkTable]
 ) -> Stack:
     table = make(list(dict.fromkeys(member.silo for member, _ in silos)), device)
     fixed = [(member, _fixed(model)) for member, model in silos]

@@ -30,7 +30,7 @@ class UnsupportedError(FedloomError):
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class PhaseTrial:
     """What a trial of one phase showed."""
 
     terms: tuple[str, ...]
@@ -38,13 +38,13 @@ class Trial:
     looked_at: frozenset[str]  # what of the round's context
 
 
-def tried(stack: Stack) -> list[Trial]:
+def tried(stack: Stack) -> list[PhaseTrial]:
     """One trial for each phase; an exception that no batching survives is turned into a sentence."""
     with matrix_precision("float32"):
         return [_trial(stack, phase) for phase in stack.kind.phases]
 
 
-def _trial(stack: Stack, phase: Phase) -> Trial:
+def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
     device, records = stack.device, stack.sample(SILOS * ROWS)
     index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(records)
     columns = gathered(records, index, torch.ones(SILOS, ROWS, device=device))
@@ -75,7 +75,7 @@ def _trial(stack: Stack, phase: Phase) -> Trial:
     if "participants" in context.read and len({member.run for member in stack.members}) > 1:
         raise UnsupportedError(f"phase '{phase.name}' looks at who takes part, which differs between packed runs")
     parts = {name: gradient[0] for name, gradient in zip(trained, gradients, strict=True)}
-    return Trial(("loss", *terms), parts, frozenset(context.read))
+    return PhaseTrial(("loss", *terms), parts, frozenset(context.read))
 
 
 def _last_row_padding(columns: Tensors) -> Tensors:

@@ -31,7 +31,7 @@ RATE = 0.05
 ROWS = 500  # records at once
 
 
-class Kind(NamedTuple):
+class SampleKind(NamedTuple):
     """What a generator is asked for: outputs of a group, and of a class or from a group's prior."""
 
     group: int
@@ -55,22 +55,22 @@ class Target:
         """What the pathway is told of each record: its class, or the group whose prior it draws from."""
         return records.y if self.pathway.labelled else records.group
 
-    def kinds(self, records: Records) -> list[Kind]:
+    def kinds(self, records: Records) -> list[SampleKind]:
         """Every group with every condition that occurs."""
         pairs = torch.stack([records.group, self.conditions(records)], dim=1)
-        return [Kind(*pair) for pair in torch.unique(pairs, dim=0).tolist()]
+        return [SampleKind(*pair) for pair in torch.unique(pairs, dim=0).tolist()]
 
-    def of_kind(self, records: Records, kind: Kind) -> Tensor:
+    def of_kind(self, records: Records, kind: SampleKind) -> Tensor:
         """The places of a kind's records."""
         return torch.nonzero((records.group == kind.group) & (self.conditions(records) == kind.condition)).flatten()
 
-    def generate(self, noise: Mapping[str, Tensor], kind: Kind) -> Tensor:
+    def generate(self, noise: Mapping[str, Tensor], kind: SampleKind) -> Tensor:
         """Outputs of one kind."""
         rows = len(next(iter(noise.values())))
         group, condition = (torch.full((rows,), number, device=self.device) for number in kind)
         return self.pathway.generate(self.model, SampleInputs(noise, group, condition))
 
-    def noise(self, purpose: str, rows: int, kind: Kind) -> dict[str, Tensor]:
+    def noise(self, purpose: str, rows: int, kind: SampleKind) -> dict[str, Tensor]:
         """Standard normal noise for so many outputs."""
         return {
             key: self.streams.normal(
@@ -89,7 +89,7 @@ class Target:
         return records.modality.decode(records.x.to(self.device))
 
     @torch.no_grad()
-    def samples(self, count: int, kind: Kind) -> Tensor:
+    def samples(self, count: int, kind: SampleKind) -> Tensor:
         """Outputs for random noise."""
         noise = self.noise("samples", count, kind)
         rows = torch.split(torch.arange(count, device=self.device), ROWS)
@@ -98,7 +98,7 @@ class Target:
     def samples_like(self, records: Records, count: int) -> Tensor:
         """For each record the nearest of ``count`` outputs of its kind."""
 
-        def nearest_sample(x: Tensor, kind: Kind) -> Tensor:
+        def nearest_sample(x: Tensor, kind: SampleKind) -> Tensor:
             made = self.samples(count, kind)
             return made[nearest(x, made)[1]]
 
@@ -110,7 +110,7 @@ class Target:
             records, lambda x, kind: torch.cat([self._searched(rows, kind) for rows in torch.split(x, ROWS)])
         )
 
-    def _searched(self, x: Tensor, kind: Kind) -> Tensor:
+    def _searched(self, x: Tensor, kind: SampleKind) -> Tensor:
         start = self.noise("search", STARTS, kind)
         with torch.no_grad():
             first = self.generate(start, kind)
@@ -134,7 +134,7 @@ class Target:
             optimizer.step()
         return best
 
-    def _by_kind(self, records: Records, outputs: Callable[[Tensor, Kind], Tensor]) -> Tensor:
+    def _by_kind(self, records: Records, outputs: Callable[[Tensor, SampleKind], Tensor]) -> Tensor:
         x = self.values(records)
         found = torch.empty_like(x)
         for kind in self.kinds(records):
@@ -209,7 +209,7 @@ def _target(
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainingRecords:
     """The training records behind a target: typical ones, and outliers that were put in; canaries are left out."""
 
     typical: Records
@@ -217,7 +217,7 @@ class Trained:
     canaries: tuple[Canaries, ...]
 
 
-def trained_on(federation: Federation, target: Target) -> Trained:
+def trained_on(federation: Federation, target: Target) -> TrainingRecords:
     """What a target learned from, as far as its groups go."""
     canaries = {found.silo: found for found in federation.canaries}
     tables = []
@@ -228,7 +228,7 @@ def trained_on(federation: Federation, target: Target) -> Trained:
         tables.append(own.take(torch.nonzero(torch.isin(own.group, torch.tensor(target.groups))).flatten()))
     pooled = concatenate(tables)
     marked = is_outlier(federation, pooled)
-    return Trained(
+    return TrainingRecords(
         typical=pooled.take(torch.nonzero(~marked).flatten()),
         outliers=pooled.take(torch.nonzero(marked).flatten()),
         canaries=tuple(found for i in target.silos if (found := canaries.get(federation.silos[i].name))),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.evaluation.attacks import Target, Trained, targets_of, trained_on
+from fedloom.evaluation.attacks import Target, TrainingRecords, targets_of, trained_on
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.neighbours import nearest
 from fedloom.federation.records import Canaries, Records
@@ -94,7 +94,7 @@ class Audit:
     claims: Mapping[str, Claim]
     effort: Effort
 
-    def targets(self) -> Iterator[tuple[Target, Trained]]:
+    def targets(self) -> Iterator[tuple[Target, TrainingRecords]]:
         """Every released generator with what it learned from."""
         for target in targets_of(self.evaluation):
             yield target, trained_on(self.evaluation.real.federation, target)
@@ -104,7 +104,7 @@ class Audit:
         order = self.evaluation.streams.permutation(f"audit/{purpose}", len(records))
         return records.take(order[: self.effort.records])
 
-    def held_out(self, target: Target, trained: Trained) -> Records:
+    def held_out(self, target: Target, trained: TrainingRecords) -> Records:
         """Held-out records of a target's groups and of the classes it learned: others would be told by their class."""
         test = self.evaluation.real.federation.test
         alike = torch.isin(test.group, torch.tensor(target.groups)) & torch.isin(test.y, trained.typical.y)
@@ -291,7 +291,9 @@ def _told(way: str, exposure: Exposure) -> str:
     )
 
 
-def _kinds(audit: Audit, target: Target, trained: Trained, unseen: Records) -> dict[str, tuple[Records, Tensor | None]]:
+def _kinds(
+    audit: Audit, target: Target, trained: TrainingRecords, unseen: Records
+) -> dict[str, tuple[Records, Tensor | None]]:
     """The records of each kind, with their places among typical training records and unseen outliers, if they are some.
 
     An outlier is of the target's groups in turn, and its class is that of all outliers.

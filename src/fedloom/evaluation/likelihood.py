@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.evaluation.needs import AUTOENCODER, SILO_RECORDS
-from fedloom.modalities.likelihoods import Gaussian
+from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
@@ -97,7 +97,7 @@ def paper_reconstruction(model: VAE, nats: float, dimensions: int) -> float:
     Bernoulli: binary cross-entropy per pixel (Mixed MNIST, 0.2 to 0.3). Gaussian: squared error summed over an image
     (CHARM, 27 to 51), which is the reconstruction NLL without its normalising constant.
     """
-    if not isinstance(model.likelihood, Gaussian):
+    if not isinstance(model.likelihood, Normal):
         return nats / dimensions
     variance = model.likelihood.variance
     return 2 * variance * (nats - 0.5 * math.log(2 * math.pi * variance) * dimensions)

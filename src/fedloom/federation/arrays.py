@@ -22,7 +22,7 @@ ONE_GROUP = "all"  # the group of records that were given none
 
 
 @dataclass(frozen=True)
-class Table:
+class Examples:
     """Checked examples with what is known about each: its class, its group, its owner, its subject, its attributes."""
 
     x: Tensor
@@ -33,9 +33,9 @@ class Table:
     attributes: Mapping[str, Column] = field(default_factory=dict)
     kind: str = ""  # the name of their modality, where it was given
 
-    def rows(self, index: NDArray[np.int64]) -> Table:
+    def rows(self, index: NDArray[np.int64]) -> Examples:
         """The rows at ``index``, in that order."""
-        return Table(
+        return Examples(
             x=self.x[torch.from_numpy(index)],
             y=None if self.y is None else self.y[index],
             group=None if self.group is None else self.group[index],
@@ -69,7 +69,7 @@ def _as_numpy(values: Any, name: str) -> NDArray[Any]:
         raise DataError(f"{name} cannot be read as one array: {error}") from error
 
 
-def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
+def assemble(name: str, train: Examples, test: Examples | None = None) -> Dataset:
     """Number classes, groups and owners in sorted order; without ``test``, hold out a tenth of each owner."""
     if test is None:
         train, test = hold_out(train)
@@ -89,7 +89,7 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
             raise DataError(f"'{name}' gives some of its records no {what}; give one to all, held-out ones too")
         return numbers
 
-    def records(table: Table) -> Records:
+    def records(table: Examples) -> Records:
         count = len(table.x)
         group = whole("group", table.group, groups, count) if len(groups) else torch.zeros(count, dtype=torch.int64)
         return Records(
@@ -114,14 +114,14 @@ def assemble(name: str, train: Table, test: Table | None = None) -> Dataset:
     )
 
 
-def _one_hot(table: Table, attributes: Mapping[str, Column]) -> Tensor:
+def _one_hot(table: Examples, attributes: Mapping[str, Column]) -> Tensor:
     """For each value of each attribute 1 where a record has it; an attribute that is not known is all zeros."""
     return torch.cat(
         [torch.from_numpy(table.attributes[key][:, None] == values) for key, values in attributes.items()], dim=1
     ).to(torch.float32)
 
 
-def hold_out(table: Table) -> tuple[Table, Table]:
+def hold_out(table: Examples) -> tuple[Examples, Examples]:
     """Set a tenth of each owner's records aside, at least one of two: (kept, held out).
 
     The choice is the same for every seed of an experiment: all seeds are measured on the same records.

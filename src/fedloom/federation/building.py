@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.config import DataConfig
 from fedloom.errors import DataError, unknown
-from fedloom.federation.arrays import ONE_GROUP, Column, Table, assemble, column, examples, joined, kind
+from fedloom.federation.arrays import ONE_GROUP, Column, Examples, assemble, column, examples, joined, kind
 from fedloom.federation.conditions import with_condition
 from fedloom.federation.outliers import with_outliers
 from fedloom.federation.partitions import Shares, by_owner, divide, partition_of
@@ -77,19 +77,19 @@ def _federation(
     return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes, dataset.attributes)
 
 
-def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Table:
+def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Examples:
     """The silos' examples as one table; silos without ``y`` get blank labels if others have some."""
     tables = {}
     for silo, given in silos.items():
         x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         checked = examples(x, f"silo '{silo}'")
-        tables[silo] = Table(checked, None if y is None else column(y, len(checked), f"y of silo '{silo}'"))
+        tables[silo] = Examples(checked, None if y is None else column(y, len(checked), f"y of silo '{silo}'"))
     first, reference = next(iter(tables.items()))
     for silo, table in tables.items():
         if kind(table.x) != kind(reference.x):
             raise DataError(f"silo '{silo}' holds {kind(table.x)}, but silo '{first}' {kind(reference.x)}")
     sizes = [len(table.x) for table in tables.values()]
-    return Table(
+    return Examples(
         x=torch.cat([table.x for table in tables.values()]),
         y=_labels(list(tables.values())),
         group=np.repeat([group_of[silo] for silo in tables], sizes),
@@ -97,7 +97,7 @@ def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapp
     )
 
 
-def _labels(tables: list[Table]) -> Column | None:
+def _labels(tables: list[Examples]) -> Column | None:
     known = next((table.y for table in tables if table.y is not None), None)
     if known is None:
         return None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.arrays import Table, assemble
+from fedloom.federation.arrays import Examples, assemble
 from fedloom.federation.records import Dataset
 
 Split = Literal["official", "patients"]
@@ -37,7 +37,7 @@ def load_camelyon(path: str, split: Split) -> Dataset:
         raise ConfigError(f"data.path = '{path}' must name the WILDS folder of Camelyon17, with metadata.csv in it")
     rows = _metadata(root / "metadata.csv")
     hospital, patient = (np.array([row[name] for row in rows], dtype=np.int64) for name in ("center", "patient"))
-    table = Table(
+    table = Examples(
         x=torch.from_numpy(np.stack([_patch(root, row) for row in rows])),
         y=np.array([("normal", "tumor")[row["tumor"]] for row in rows]),
         owner=np.array([f"hospital-{number}" for number in hospital]),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.arrays import ONE_GROUP, Table, assemble, column, examples
+from fedloom.federation.arrays import ONE_GROUP, Examples, assemble, column, examples
 from fedloom.federation.records import Dataset
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -66,10 +66,10 @@ def load_own_images(path: str) -> Dataset:
     return assemble(root.resolve().name, train, test)
 
 
-def _images(folders: list[tuple[Path, Path]], reader: _ImageReader) -> Table:
+def _images(folders: list[tuple[Path, Path]], reader: _ImageReader) -> Examples:
     """The images of (silo, folder) pairs; those outside a class folder have no label."""
     found = [(silo.name, label, file) for silo, folder in folders for label, file in _labelled_files(folder)]
-    return Table(
+    return Examples(
         x=torch.from_numpy(np.stack([reader.read(file) for _, _, file in found])),
         y=np.array([label for _, label, _ in found]),
         group=np.array([_group(silo) for silo, _, _ in found]),
@@ -155,7 +155,7 @@ def load_npz(path: str) -> Dataset:
 
     kind = str(arrays.get("modality", ""))
 
-    def table(split: str) -> Table:
+    def table(split: str) -> Examples:
         x = examples(arrays[f"x_{split}"], f"x_{split} of {file}", kind)
         found = {
             key.removesuffix(f"_{split}"): column(arrays[key], len(x), f"{key} of {file}")
@@ -163,7 +163,7 @@ def load_npz(path: str) -> Dataset:
             if key.endswith(f"_{split}") and key.startswith(COLUMNS)
         }
         attributes = {key.removeprefix(ATTRIBUTE): found.pop(key) for key in list(found) if key.startswith(ATTRIBUTE)}
-        return Table(x, attributes=attributes, kind=kind, **found)
+        return Examples(x, attributes=attributes, kind=kind, **found)
 
     return assemble(file.stem, table("train"), table("test") if "x_test" in arrays else None)
 

@@ -18,21 +18,14 @@ unless it is asked for (``server.latents``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fedloom.methods.base import Method, Recipe, Setting
+from fedloom.methods.base import Method, NoOptions, Recipe, Setting
 from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import SILO, UPLOAD
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """It has none."""
-
-
-def make(setting: Setting, _: Options) -> Method:
+def make(setting: Setting, _: NoOptions) -> Method:
     """Encoder SILO, decoder SILO and sent up; distillation follows, because there is nothing to average."""
     return flat_vae_method("align_fl", setting, encoder=SILO, decoder=UPLOAD)
 
 
-RECIPE = Recipe("align_fl", "decoders travel, the server trains its own VAE on their samples", Options, make)
+RECIPE = Recipe("align_fl", "decoders travel, the server trains its own VAE on their samples", NoOptions, make)

@@ -272,6 +272,11 @@ def branched(plan: SharingPlan, block: str, site: Site, make: Callable[[int], nn
     return make(site.groups[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """The options of methods that have none beside their name."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A method by name: its own options, and how they make a :class:`Method` in a setting."""

@@ -7,21 +7,14 @@ Sohn, Lee, Yan, "Learning Structured Output Representation using Deep Conditiona
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fedloom.methods.base import Method, Recipe, Setting
+from fedloom.methods.base import Method, NoOptions, Recipe, Setting
 from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import GLOBAL
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """It has none."""
-
-
-def make(setting: Setting, _: Options) -> Method:
+def make(setting: Setting, _: NoOptions) -> Method:
     """Encoder and decoder GLOBAL, prior N(0, I), the decoder conditioned on the group."""
     return flat_vae_method("conditional", setting, encoder=GLOBAL, decoder=GLOBAL, told_group=True)
 
 
-RECIPE = Recipe("conditional", "control: one decoder that is told the group", Options, make)
+RECIPE = Recipe("conditional", "control: one decoder that is told the group", NoOptions, make)

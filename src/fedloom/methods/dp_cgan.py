@@ -25,7 +25,7 @@ from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(LabelOptions):
+class DPCGANOptions(LabelOptions):
     """Widths and rate of the authors' code."""
 
     generator_hidden: tuple[int, ...] = field(default=(512, 1024), metadata=all_positive())
@@ -33,7 +33,7 @@ class Options(LabelOptions):
     rate: float = field(default=2e-4, metadata=above(0))
 
 
-def build(setting: Setting, options: Options, _: Site) -> ConditionalGAN:
+def build(setting: Setting, options: DPCGANOptions, _: Site) -> ConditionalGAN:
     """Fresh weights."""
     width, classes, latent = setting.shape[0], len(setting.classes), setting.config.model.latent
     return ConditionalGAN(
@@ -47,7 +47,7 @@ def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
     return model.generate(inputs.noise["z"], inputs.condition)
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: DPCGANOptions) -> Method:
     """Generator GLOBAL, discriminator SILO; in every step the discriminator moves first."""
     require_classes(setting, "dp_cgan")
     latent, classes, local = setting.config.model.latent, len(setting.classes), setting.config.local
@@ -73,5 +73,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "dp_cgan", "a conditional GAN on embeddings: discriminators at home, generator averaged", Options, make, VECTORS
+    "dp_cgan",
+    "a conditional GAN on embeddings: discriminators at home, generator averaged",
+    DPCGANOptions,
+    make,
+    VECTORS,
 )

@@ -34,7 +34,7 @@ COLLAPSE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(LabelOptions):
+class DPCVAEOptions(LabelOptions):
     """``variance`` is that of a decoded number; 0 is 1 / (2 d), half that of vectors of length 1."""
 
     loss: Literal["bound", "reference"] = "bound"
@@ -42,7 +42,7 @@ class Options(LabelOptions):
     variance: float = field(default=0.0, metadata=at_least(0))
 
 
-def build(setting: Setting, options: Options, _: Site) -> ConditionalVAE:
+def build(setting: Setting, options: DPCVAEOptions, _: Site) -> ConditionalVAE:
     """Fresh weights."""
     model, width, classes = setting.config.model, setting.shape[0], len(setting.classes)
     scales = {"unit": 0, "learned": 1, "class": classes}[options.prior_variance]
@@ -54,7 +54,7 @@ def build(setting: Setting, options: Options, _: Site) -> ConditionalVAE:
     return ConditionalVAE(encoder, decoder, model.latent, variance)
 
 
-def amortised(setting: Setting, options: Options) -> tuple[Phase, ...]:
+def amortised(setting: Setting, options: DPCVAEOptions) -> tuple[Phase, ...]:
     """Encoder and decoder learn together."""
     model, local = setting.config.model, setting.config.local
     reference = local.batch_size if options.loss == "reference" else 0
@@ -62,7 +62,7 @@ def amortised(setting: Setting, options: Options) -> tuple[Phase, ...]:
     return (Phase("cvae", ("encoder", "decoder"), bound, OptimizerPlan.of(local)),)
 
 
-def from_decoder(setting: Setting, options: Options) -> tuple[Phase, ...]:
+def from_decoder(setting: Setting, options: DPCVAEOptions) -> tuple[Phase, ...]:
     """The encoder learns from samples of the decoder, then the decoder from records."""
     (phase,) = amortised(setting, options)
     dreams = ConditionalDreams(setting.config.model.latent, setting.shape[0], len(setting.classes))
@@ -70,7 +70,7 @@ def from_decoder(setting: Setting, options: Options) -> tuple[Phase, ...]:
     return (encoder, Phase("decoder", ("decoder",), phase.objective, phase.optimizer))
 
 
-def closed_form(setting: Setting, options: Options) -> tuple[Phase, ...]:
+def closed_form(setting: Setting, options: DPCVAEOptions) -> tuple[Phase, ...]:
     """A linear decoder learns alone, from the best latents that independent ones can be."""
     model = setting.config.model
     if model.hidden or model.kl_weight != 1 or options.loss != "bound" or options.prior_variance != "unit":
@@ -82,14 +82,14 @@ def closed_form(setting: Setting, options: Options) -> tuple[Phase, ...]:
     return (Phase("decoder", ("decoder",), phase.objective, phase.optimizer),)
 
 
-PHASES: dict[str, Callable[[Setting, Options], tuple[Phase, ...]]] = {
+PHASES: dict[str, Callable[[Setting, DPCVAEOptions], tuple[Phase, ...]]] = {
     "amortised": amortised,
     "from-decoder": from_decoder,
     "closed-form": closed_form,
 }
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: DPCVAEOptions) -> Method:
     """Encoder SILO, where there is one, and decoder GLOBAL."""
     require_classes(setting, "dp_cvae")
     width, model = setting.shape[0], setting.config.model
@@ -110,5 +110,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "dp_cvae", "a conditional VAE on embeddings: encoders at home, the decoder averaged", Options, make, VECTORS
+    "dp_cvae", "a conditional VAE on embeddings: encoders at home, the decoder averaged", DPCVAEOptions, make, VECTORS
 )

@@ -24,7 +24,7 @@ from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FedGANOptions:
     """Two optimisers, whose moments stay at each silo from round to round unless ``keep_optimizer = false``."""
 
     generator_rate: float = field(default=2e-4, metadata=above(0))
@@ -61,7 +61,7 @@ def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
     return model.generate(inputs.noise["z1"], inputs.group)
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FedGANOptions) -> Method:
     """Both blocks GLOBAL; in every step the discriminator moves first, then the generator."""
     if setting.config.model.branches:
         raise ConfigError("model.branches is for decoders; fedgan has one generator for all groups")
@@ -101,5 +101,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "fedgan", "a DCGAN, generator and discriminator averaged over everybody", Options, make, modalities=("image",)
+    "fedgan", "a DCGAN, generator and discriminator averaged over everybody", FedGANOptions, make, modalities=("image",)
 )

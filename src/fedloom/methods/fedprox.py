@@ -17,17 +17,17 @@ from fedloom.sharing.plan import GLOBAL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FedProxOptions:
     """``weight`` is mu."""
 
     weight: float = field(default=1.0, metadata=at_least(0))
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FedProxOptions) -> Method:
     """FedVAE with one more term."""
     method = flat_vae_method("fedprox", setting, encoder=GLOBAL, decoder=GLOBAL)
     (phase,) = method.phases
     return replace(method, phases=(replace(phase, objective=Proximal(phase.objective, options.weight)),))
 
 
-RECIPE = Recipe("fedprox", "FedVAE whose silos are held near what they received", Options, make)
+RECIPE = Recipe("fedprox", "FedVAE whose silos are held near what they received", FedProxOptions, make)

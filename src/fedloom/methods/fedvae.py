@@ -16,16 +16,16 @@ from fedloom.sharing.plan import GLOBAL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FedVAEOptions:
     """``decoder_size = "branches"``: a control with the decoder as large as one branch for each group together."""
 
     decoder_size: Literal["single", "branches"] = "single"
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FedVAEOptions) -> Method:
     """Encoder and decoder GLOBAL, one prior N(0, I) for all."""
     size = len(setting.groups) if options.decoder_size == "branches" else 1
     return flat_vae_method("fedvae", setting, encoder=GLOBAL, decoder=GLOBAL, decoder_size=size)
 
 
-RECIPE = Recipe("fedvae", "one VAE averaged over everybody, groups ignored", Options, make)
+RECIPE = Recipe("fedvae", "one VAE averaged over everybody, groups ignored", FedVAEOptions, make)

@@ -25,7 +25,7 @@ from fedloom.sharing.plan import GLOBAL, GROUP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FissionVAEOptions:
     """+L is any prior but ``identical``; +D is ``decoder = "group"``; +H is ``hierarchy = true``."""
 
     prior: str = "identical"
@@ -37,7 +37,7 @@ class Options:
     ssim_weight: float = field(default=0.0, metadata=at_least(0))
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FissionVAEOptions) -> Method:
     """Encoders GLOBAL; decoders GROUP (+D) or GLOBAL."""
     model, decoder = setting.config.model, GROUP if options.decoder == "group" else GLOBAL
     learnable = options.prior == LEARNABLE
@@ -67,5 +67,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "fissionvae", "group priors (+L), group decoders (+D), two levels (+H), in any combination", Options, make
+    "fissionvae", "group priors (+L), group decoders (+D), two levels (+H), in any combination", FissionVAEOptions, make
 )

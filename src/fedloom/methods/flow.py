@@ -24,7 +24,7 @@ from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(LabelOptions):
+class FlowOptions(LabelOptions):
     """``scale`` 0 is 1 / sqrt(d), which makes the noise about as long as vectors of length 1."""
 
     scale: float = field(default=0.0, metadata=at_least(0))
@@ -47,7 +47,7 @@ def carried(steps: int, scale: float, model: nn.Module, inputs: SampleInputs) ->
     return x
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FlowOptions) -> Method:
     """One block, GLOBAL."""
     require_classes(setting, "flow")
     width = setting.shape[0]
@@ -66,5 +66,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "flow", "flow matching on embeddings, one small network averaged over everybody", Options, make, VECTORS
+    "flow", "flow matching on embeddings, one small network averaged over everybody", FlowOptions, make, VECTORS
 )

@@ -32,7 +32,7 @@ from fedloom.sharing.plan import GROUP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class FlowVAEOptions:
     """The widths of the flow's layers, and the refiner's number of blocks: none, no refiner."""
 
     flow: tuple[int, ...] = field(default=(512, 512, 512), metadata=all_positive())
@@ -47,7 +47,7 @@ class Options:
 class BuildFlowVAE(BuildVAE):
     """The model of a site: the VAE's blocks first, so that these are what they would be without the others."""
 
-    options: Options = field(default_factory=Options)
+    options: FlowVAEOptions = field(default_factory=FlowVAEOptions)
 
     def __call__(self, site: Site) -> FlowVAE:
         """Fresh weights."""
@@ -63,14 +63,14 @@ class BuildFlowVAE(BuildVAE):
         return Mixer(inputs, self.options.refiner, self.options.refiner_width, self.setting.shape)
 
 
-def mean_image(options: Options, model: nn.Module, inputs: SampleInputs) -> Tensor:
+def mean_image(options: FlowVAEOptions, model: nn.Module, inputs: SampleInputs) -> Tensor:
     """e ~ N(0, I), carried to z, then the decoder's mean."""
     assert isinstance(model, FlowVAE)
     z = transported(lambda z, time: model.velocity(z, time, inputs.group), inputs.noise["e"], options.flow_steps)
     return model.likelihood.mean(model.decode(z, inputs.group))
 
 
-def refined(options: Options, model: nn.Module, inputs: SampleInputs) -> Tensor:
+def refined(options: FlowVAEOptions, model: nn.Module, inputs: SampleInputs) -> Tensor:
     """The mean image with noise on it, carried to an image."""
     assert isinstance(model, FlowVAE)
     mean = mean_image(options, model, inputs)
@@ -82,7 +82,7 @@ def refined(options: Options, model: nn.Module, inputs: SampleInputs) -> Tensor:
     return transported(velocity, mean + options.refiner_noise * inputs.noise["pixels"], options.refiner_steps)
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: FlowVAEOptions) -> Method:
     """All blocks GROUP, unless ``sharing.scopes`` says otherwise."""
     latent, shape = setting.config.model.latent, setting.shape
     if setting.config.model.silos:
@@ -109,5 +109,5 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "flow_vae", "a VAE for each group, its latents from a flow, its images refined by another", Options, make
+    "flow_vae", "a VAE for each group, its latents from a flow, its images refined by another", FlowVAEOptions, make
 )

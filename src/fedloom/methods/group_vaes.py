@@ -6,21 +6,14 @@ Its loss is FedVAE's, -log p(x|z) + KL(q(z|x) || N(0, I)) (section 2.1); only th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fedloom.methods.base import Method, Recipe, Setting
+from fedloom.methods.base import Method, NoOptions, Recipe, Setting
 from fedloom.methods.vaes import flat_vae_method
 from fedloom.sharing.plan import GROUP
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """It has none."""
-
-
-def make(setting: Setting, _: Options) -> Method:
+def make(setting: Setting, _: NoOptions) -> Method:
     """Encoder and decoder GROUP, prior N(0, I)."""
     return flat_vae_method("group_vaes", setting, encoder=GROUP, decoder=GROUP)
 
 
-RECIPE = Recipe("group_vaes", "control: a VAE for each group, nothing shared across groups", Options, make)
+RECIPE = Recipe("group_vaes", "control: a VAE for each group, nothing shared across groups", NoOptions, make)

@@ -27,7 +27,7 @@ from fedloom.sharing.plan import GLOBAL, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LinearHeadOptions:
     """Plain FedAvg unless told."""
 
     proximal: float = field(default=0.0, metadata=at_least(0))
@@ -43,7 +43,7 @@ def build(setting: Setting, _: Site) -> LinearHead:
     return LinearHead(setting.shape[0], len(setting.classes))
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: LinearHeadOptions) -> Method:
     """Block ``head`` GLOBAL."""
     require_classes(setting, "linear_head")
     local, private = setting.config.local, setting.config.privacy.mechanism != "none"
@@ -69,4 +69,6 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe("linear_head", "a linear classifier: FedAvg, FedProx or DP logistic regression", Options, make, VECTORS)
+RECIPE = Recipe(
+    "linear_head", "a linear classifier: FedAvg, FedProx or DP logistic regression", LinearHeadOptions, make, VECTORS
+)

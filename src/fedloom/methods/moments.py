@@ -33,7 +33,7 @@ MOMENTS = "moments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(TemperedLabels):
+class MomentsOptions(TemperedLabels):
     """The two weights divide the budget between class sums (1), products and counts."""
 
     radius: float = field(default=1.0, metadata=above(0))
@@ -93,7 +93,7 @@ def from_class(model: nn.Module, inputs: SampleInputs) -> Tensor:
     return model.generate(inputs.noise["e"], inputs.condition)
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: MomentsOptions) -> Method:
     """No phases: one release in a silo's first round."""
     require_classes(setting, "moments")
     width, classes = setting.shape[0], len(setting.classes)
@@ -111,4 +111,6 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe("moments", "class means, shared covariance and counts, sent once: a generator", Options, make, VECTORS)
+RECIPE = Recipe(
+    "moments", "class means, shared covariance and counts, sent once: a generator", MomentsOptions, make, VECTORS
+)

@@ -33,7 +33,7 @@ PLANS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class MoonOptions:
     """``weight``, ``temperature`` and number of ``earlier`` models of the contrastive term, and what comes down."""
 
     weight: float = field(default=2.0, metadata=at_least(0))
@@ -42,7 +42,7 @@ class Options:
     model: Literal["averaged", "server"] = "averaged"
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: MoonOptions) -> Method:
     """Encoder and decoder as in ``PLANS``; a silo's earlier encoders never leave it."""
     encoder, decoder = PLANS[options.model]
     method = flat_vae_method("moon", setting, encoder=encoder, decoder=decoder)
@@ -65,4 +65,4 @@ def make(setting: Setting, options: Options) -> Method:
     )
 
 
-RECIPE = Recipe("moon", "latents near the received model's and far from the silo's earlier ones", Options, make)
+RECIPE = Recipe("moon", "latents near the received model's and far from the silo's earlier ones", MoonOptions, make)

@@ -23,7 +23,15 @@ from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_sum
 from fedloom.methods.steps import ServerRound, ServerState, Stepped
-from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Whole, estimate, square_root, told_apart_by
+from fedloom.models.class_gaussian import (
+    BIAS,
+    Contribution,
+    Gradient,
+    RecordItself,
+    estimate,
+    square_root,
+    told_apart_by,
+)
 from fedloom.privacy.releases import BoundedSum
 from fedloom.settings import above, share
 from fedloom.sharing.plan import Tensors, payload_of_sums
@@ -32,7 +40,7 @@ CENTRE, GRADIENT = "centre", "gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(TemperedLabels):
+class RefinedMomentsOptions(TemperedLabels):
     """``radius`` is that about the centre; ``clip`` bounds one record's gradient, in radii."""
 
     radius: float = field(default=0.8, metadata=above(0))
@@ -46,7 +54,7 @@ class Options(TemperedLabels):
 class RefiningStep(MomentsStep):
     """A centre, then moments, then steps; the generator is up to date after every round."""
 
-    options: Options
+    options: RefinedMomentsOptions
 
     def __call__(self, round: ServerRound) -> Stepped:
         """What has come in time is used; what is late is about the centre of another round."""
@@ -86,11 +94,11 @@ class RefiningStep(MomentsStep):
         }
 
 
-def make(setting: Setting, options: Options) -> Method:
+def make(setting: Setting, options: RefinedMomentsOptions) -> Method:
     """Three kinds of releases, and no phases."""
     if setting.config.rounds < 3 or setting.config.participation.rate < 1:
         raise ConfigError("method 'refined_moments' needs rounds of at least 3 and participation.rate = 1")
-    plain = moments.make(setting, moments.Options(radius=options.radius, label_exponent=options.label_exponent))
+    plain = moments.make(setting, moments.MomentsOptions(radius=options.radius, label_exponent=options.label_exponent))
     (sent,), width, classes = plain.releases, setting.shape[0], len(setting.classes)
     shapes = {"weights": (classes, width), "bias": (classes,)}
     centre = payload_of_sums(CENTRE, "the sum of all records, once", {"sum": (width,)})
@@ -101,7 +109,7 @@ def make(setting: Setting, options: Options) -> Method:
         plan=replace(plain.plan, payloads=(*plain.plan.payloads, centre, gradient)),
         server_step=RefiningStep(width, Contribution(classes, options.radius), options),
         releases=(
-            Release(centre, BoundedSum(Whole()), "first", share=0.05),
+            Release(centre, BoundedSum(RecordItself()), "first", share=0.05),
             replace(sent, when=slice(1, 2), share=0.2),
             Release(gradient, BoundedSum(Gradient(classes, options.radius), options.clip), slice(2, None), share=0.75),
         ),
@@ -109,5 +117,9 @@ def make(setting: Setting, options: Options) -> Method:
 
 
 RECIPE = Recipe(
-    "refined_moments", "moments, then classes learned apart by gradients", Options, make, modalities=("vector",)
+    "refined_moments",
+    "moments, then classes learned apart by gradients",
+    RefinedMomentsOptions,
+    make,
+    modalities=("vector",),
 )

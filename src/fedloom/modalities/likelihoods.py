@@ -48,7 +48,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Normal:
     """Each pixel is normal around the sigmoid of the output; variance 1/2 gives the squared error, up to a constant."""
 
     variance: float = 0.5
@@ -70,5 +70,5 @@ class Gaussian:
 
 LIKELIHOODS: dict[str, Callable[[float], Likelihood]] = {
     "bernoulli": lambda _: Bernoulli(),
-    "gaussian": Gaussian,
+    "gaussian": Normal,
 }  # of images and vectors, given the variance

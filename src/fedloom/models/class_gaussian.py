@@ -82,7 +82,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Whole:
+class RecordItself:
     """The record itself, cut to length 1."""
 
     def __call__(self, _: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

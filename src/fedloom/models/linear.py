@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
-from fedloom.modalities.likelihoods import Gaussian
+from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 
 
 @dataclass(frozen=True)
-class LinearGaussian(Gaussian):
+class LinearGaussian(Normal):
     """Each number is normal around the output itself."""
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:

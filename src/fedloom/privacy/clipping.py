@@ -117,7 +117,7 @@ class Quantile(Clipping):
 
 
 @dataclass(frozen=True)
-class Median(Clipping):
+class MedianNorm(Clipping):
     """The median norm of each batch, as in ALIGN-FL (Gulati, Gross, Wunder, 2025), for reproduction only."""
 
     problem = "the clip bound is the median of private gradient norms, which is released unaccounted"

@@ -20,7 +20,7 @@ from fedloom.errors import ConfigError
 from fedloom.federation.records import Silo
 from fedloom.privacy.accounting import Budget, Unit, check_delta, default_delta
 from fedloom.privacy.ledger import Ledger
-from fedloom.privacy.registry import Registry
+from fedloom.privacy.registry import LedgerRegistry
 
 
 def check_deployable(settings: PrivacyConfig) -> None:
@@ -41,7 +41,7 @@ def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0, *, u
     """
     granted = check_delta(delta, len(silo)) if delta else default_delta(len(silo))
     budget = Budget(epsilon, granted, "filter" if math.isfinite(epsilon) else "pld", unit)
-    with closing(Registry()) as registry:
+    with closing(LedgerRegistry()) as registry:
         ledger = Ledger(path) if path.exists() else None
         try:
             registry.check(silo, path, ledger)
@@ -67,5 +67,5 @@ def _enrol(ledger: Ledger, silo: Silo, records: str, budget: Budget) -> None:
 
 def _follow(registry: Path, silo: Silo, ledger: Ledger) -> None:
     """Make a charge one that cannot be taken back by another copy of the ledger."""
-    with closing(Registry(registry)) as found:
+    with closing(LedgerRegistry(registry)) as found:
         found.register(silo, ledger)

@@ -24,7 +24,7 @@ from fedloom.privacy.accounting import (
     noise_by_round,
     noise_multiplier,
 )
-from fedloom.privacy.clipping import Clipping, Fixed, Median, Quantile
+from fedloom.privacy.clipping import Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
 from fedloom.privacy.ledger import PRETRAINING, UPDATE
 from fedloom.privacy.releases import Statistic, cost_of
@@ -36,7 +36,7 @@ REPEATABLE = "its noise comes from the experiment's seed, so that anybody can ta
 CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
     "fixed": Fixed,
     "quantile": lambda bound: Quantile(initial=bound),
-    "median": lambda _: Median(),
+    "median": lambda _: MedianNorm(),
 }
 
 

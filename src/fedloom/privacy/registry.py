@@ -56,7 +56,7 @@ def registry_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredLedger:
     """What is known of the ledger of some records."""
 
     records: str  # keyed digest
@@ -73,7 +73,7 @@ class Entry:
         return f"or give up what it counted: fedloom ledger --forget {shlex.quote(str(self.path))}"
 
 
-class Registry(Database):
+class LedgerRegistry(Database):
     """The registry in a folder, which is made if it is not there, for its owner alone."""
 
     KIND, APPLICATION, SCHEMA, TABLES = "registry", 0x666C6572, 1, _TABLES  # "fler"
@@ -147,25 +147,25 @@ class Registry(Database):
                     "UPDATE entries SET path = ?, charges = ?, head = ? WHERE ledger = ?", (*state, chain.ledger)
                 )
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RegisteredLedger]:
         """All of them, by where their ledgers lie."""
         return list(self._found("true ORDER BY path, silo"))
 
-    def at(self, path: Path) -> list[Entry]:
+    def at(self, path: Path) -> list[RegisteredLedger]:
         """What is known of the ledger at a path: it must be registered."""
         found = list(self._found("path = ?", str(path.resolve())))
         if not found:
             raise FedloomError(f"no ledger at {path.resolve()} is registered in {self.folder}")
         return found
 
-    def forget(self, path: Path) -> list[Entry]:
+    def forget(self, path: Path) -> list[RegisteredLedger]:
         """Strike out the ledger at a path: what it counted no longer stands in the way of another one."""
         with self._explained(), self._transaction():
             struck = self.at(path)
             self._connection.execute("DELETE FROM entries WHERE path = ?", (str(path.resolve()),))
         return struck
 
-    def _check(self, silo: Silo, path: Path, chain: Chain | None) -> list[Entry]:
+    def _check(self, silo: Silo, path: Path, chain: Chain | None) -> list[RegisteredLedger]:
         """Why a ledger may not be used; what is known of it and the records if it may."""
         records, identity = self.digest(silo), chain.ledger if chain else ""
         known = list(self._found("records = ? OR ledger = ?", records, identity))
@@ -215,10 +215,10 @@ class Registry(Database):
         ]
         return np.unique(np.array(hashes, dtype=np.uint64))[:SKETCH]
 
-    def _found(self, condition: str, *values: str) -> Iterator[Entry]:
+    def _found(self, condition: str, *values: str) -> Iterator[RegisteredLedger]:
         query = f"SELECT records, silo, sketch, ledger, path, charges, head FROM entries WHERE {condition}"
         for records, silo, sketch, ledger, path, charges, head in self._rows(query, *values):
-            yield Entry(records, silo, sketch, ledger, Path(path), charges, head)
+            yield RegisteredLedger(records, silo, sketch, ledger, Path(path), charges, head)
 
 
 def overlap(one: Hashes, other: Hashes) -> float:

@@ -43,7 +43,7 @@ QUIET = ("torch.onnx", "onnxscript", "onnx_ir")  # loggers that tell of what is 
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExportJob:
     """The generator that is exported, and what a user must know to call it."""
 
     generator: Generator
@@ -56,7 +56,7 @@ class Subject:
 class Format:
     """How it is written, and how others use it, in Markdown; ``{first}`` is the first group's name."""
 
-    write: Callable[[Path, Subject], dict[str, Any]]  # returns what the manifest says of it
+    write: Callable[[Path, ExportJob], dict[str, Any]]  # returns what the manifest says of it
     use: str
 
 
@@ -95,7 +95,7 @@ def export(
     }
     card = model_card(provenance, contents, FORMATS[form].use.replace("{first}", json.dumps(generator.groups[0])))
     with parcel(out, provenance, contents, card) as folder:
-        subject = Subject(generator, run.folder.config, shape, progress or (lambda _: None))
+        subject = ExportJob(generator, run.folder.config, shape, progress or (lambda _: None))
         contents |= FORMATS[form].write(folder, subject)  # before the manifest is written
     return contents
 
@@ -128,7 +128,7 @@ def _unsaved_buffers(model: nn.Module) -> Tensors:
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
-def write_safetensors(folder: Path, subject: Subject) -> dict[str, Any]:
+def write_safetensors(folder: Path, subject: ExportJob) -> dict[str, Any]:
     """The blocks that generate, and what it takes to build their networks; not the run's seed, nor where data lie."""
     subject.progress(WEIGHTS)
     generator = subject.generator
@@ -236,7 +236,7 @@ class Graph(nn.Module):
         return self.way.generate(self.model, SampleInputs(noise, group, condition))
 
 
-def write_onnx(folder: Path, subject: Subject) -> dict[str, Any]:
+def write_onnx(folder: Path, subject: ExportJob) -> dict[str, Any]:
     """``<group>/<pathway>.onnx`` for each, compared with PyTorch before it is handed on."""
     runtime, generator = _packages(), subject.generator
     places, differences = file_names(generator.groups), {}

@@ -24,7 +24,7 @@ from fedloom.release.parcel import file_names
 
 
 @dataclass(frozen=True)
-class Kind:
+class RecordKind:
     """What all records of a data set have in common."""
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ def _png(pixels: NDArray[Any]) -> bytes:
 class FolderWriter:
     """``data/<group>/<class>/<number>.png``, and ``data/metadata.jsonl`` with the names as they are."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: RecordKind) -> None:
         if not kind.fits_png:
             raise ConfigError(
                 f"--format folder holds images of 1 or 3 channels, and these records have shape {kind.shape}; use npz "
@@ -99,7 +99,7 @@ class FolderWriter:
 class NpzWriter:
     """``data.npz``: ``x_train``, ``group_train`` and, with labels, ``y_train``, as ``data.source = "npz"`` reads it."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: RecordKind) -> None:
         self._folder, self._kind = folder, kind
         self._x: list[NDArray[Any]] = []
         self._groups: list[str] = []
@@ -124,7 +124,7 @@ class NpzWriter:
 class ParquetWriter:
     """One Parquet file whose columns Hugging Face ``datasets`` knows: images as PNG, names as class labels."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: RecordKind) -> None:
         self._kind, self._arrow = kind, _pyarrow()
         pa, length = self._arrow, math.prod(kind.shape)
         names = {"group": kind.groups} | ({"label": kind.classes} if kind.classes else {})
@@ -164,7 +164,7 @@ class ParquetWriter:
         self._file.close()
 
 
-FORMATS: dict[str, Callable[[Path, Kind], Writer]] = {
+FORMATS: dict[str, Callable[[Path, RecordKind], Writer]] = {
     "folder": FolderWriter,
     "npz": NpzWriter,
     "parquet": ParquetWriter,

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.errors import ConfigError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.release.cards import dataset_card
-from fedloom.release.formats import FORMATS, Kind
+from fedloom.release.formats import FORMATS, RecordKind
 from fedloom.release.parcel import check_place, parcel
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
 from fedloom.streams import Streams
@@ -30,7 +30,7 @@ LABELS: dict[str, Callable[[Generator], Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SynthesisOrder:
     """How many records are asked for, in what form, with which labels."""
 
     records: int  # in all
@@ -45,7 +45,7 @@ class Order:
 def synthesize(
     run: ReleasedRun,
     out: Path,
-    order: Order,
+    order: SynthesisOrder,
     *,
     limits: Sequence[Limits] = (),
     accept_risk: bool = False,
@@ -66,7 +66,7 @@ def synthesize(
     check_risk(provenance, run.folder, accept_risk)
     way, labelled = generator.method.pathways[pathway], generator.method.pathways[pathway].labelled
     shape = tuple(generator.sample(1, group=generator.groups[0], pathway=pathway).shape[1:])
-    kind = Kind(shape, generator.groups, generator.classes if labelled else (), generator.kind)
+    kind = RecordKind(shape, generator.groups, generator.classes if labelled else (), generator.kind)
     contents = {
         "kind": "dataset",
         "format": order.form,
@@ -98,7 +98,7 @@ def synthesize(
     return contents
 
 
-def counts_of(generator: Generator, pathway: str, order: Order) -> Counts:
+def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Counts:
     """How many records of each group and class: groups alike, classes by their shares."""
     if order.records < 1:
         raise ConfigError(f"--n = {order.records} must be at least 1")
@@ -134,5 +134,5 @@ def apportioned(total: int, shares: Tensor) -> list[int]:
     return [int(count) for count in whole]
 
 
-def _labels(order: Order) -> str:
+def _labels(order: SynthesisOrder) -> str:
     return order.labels or "prior"

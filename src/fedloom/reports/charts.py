@@ -91,7 +91,7 @@ def whole_ticks(low: float, high: float) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Values to coordinates, linearly."""
 
     low: float
@@ -121,7 +121,7 @@ def _draw(template: str, values: Mapping[str, object]) -> Markup:
     return render(f"reports/templates/charts/{template}", values)
 
 
-def _ticks(values: Iterable[float], scale: Scale) -> list[tuple[float, str]]:
+def _ticks(values: Iterable[float], scale: AxisScale) -> list[tuple[float, str]]:
     """Those inside the range."""
     return [(scale(value), _tick(value)) for value in values if scale.low <= value <= scale.high]
 
@@ -137,8 +137,8 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
         return _draw("nothing.html", {})
     steps = ticks(min(y for _, y in known), max(y for _, y in known))
     xs = sorted({x for x, _ in known})
-    across = Scale(xs[0], xs[-1], LINES.left, LINES.right)
-    up = Scale(steps[0], steps[-1], LINES.bottom, LINES.top)
+    across = AxisScale(xs[0], xs[-1], LINES.left, LINES.right)
+    up = AxisScale(steps[0], steps[-1], LINES.bottom, LINES.top)
     axes = Axes(LINES, _ticks(whole_ticks(xs[0], xs[-1]), across), _ticks(steps, up), x_label, y_label)
     named = [(one.name or y_label, dict(one.points)) for one in series]
     texts = (
@@ -150,7 +150,7 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
     return _draw("lines.html", {"label": label, "axes": axes, "lines": lines, "hover": hover})
 
 
-def _line(one: Series, across: Scale, up: Scale) -> tuple[str, str]:
+def _line(one: Series, across: AxisScale, up: AxisScale) -> tuple[str, str]:
     """A path with gaps where a value is missing, and one of dots where points are few or alone."""
     runs = itertools.groupby(one.points, key=lambda point: drawable(point[1]))
     whole = [[(across(x), up(y)) for x, y in points if y is not None] for good, points in runs if good]
@@ -184,7 +184,7 @@ def scatter(
     if not everything:
         return _draw("nothing.html", {})
     xs, ys = zip(*everything, strict=True)
-    across, up = Scale(*_padded(xs), CLOUDS.left, CLOUDS.right), Scale(*_padded(ys), CLOUDS.bottom, CLOUDS.top)
+    across, up = AxisScale(*_padded(xs), CLOUDS.left, CLOUDS.right), AxisScale(*_padded(ys), CLOUDS.bottom, CLOUDS.top)
     x_ticks, y_ticks = (_ticks(ticks(min(ends), max(ends)), scale) for ends, scale in ((xs, across), (ys, up)))
 
     def placed(points: Iterable[Point]) -> list[Place]:
@@ -327,8 +327,8 @@ def row_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Markup:
     rows = list(dict.fromkeys(row for curve in curves for row in curve.values))
     ends = [(middle - spread, middle + spread) for curve in curves for middle, spread in curve.points().values()]
     steps = ticks(min(low for low, _ in ends), max(high for _, high in ends))
-    across = Scale(0, max(len(rows) - 1, 1), ROWS.left + 20, ROWS.right - 20)
-    up, places = Scale(steps[0], steps[-1], ROWS.bottom, ROWS.top), {row: across(i) for i, row in enumerate(rows)}
+    across = AxisScale(0, max(len(rows) - 1, 1), ROWS.left + 20, ROWS.right - 20)
+    up, places = AxisScale(steps[0], steps[-1], ROWS.bottom, ROWS.top), {row: across(i) for i, row in enumerate(rows)}
     lines = []
     for place, curve in enumerate(curves):
         marks = {

@@ -9,7 +9,7 @@ import torch
 
 import fedloom
 from fedloom.privacy.lipschitz import align_bound, latent_radius
-from fedloom.reproduction.results import Result, result_path
+from fedloom.reproduction.results import RunResult, result_path
 from fedloom.reproduction.tables import Row, Table
 
 ROUNDS, RELEASED, LATENT, DELTA = 10, 25_000, 2, 1e-5  # the paper's own setting
@@ -23,13 +23,13 @@ def write_bounds(table: Table, papers: Path) -> None:
             _bound(table, row).write(result_path(papers / table.paper, table.name, row.id, 0))
 
 
-def _bound(table: Table, row: Row) -> Result:
+def _bound(table: Table, row: Row) -> RunResult:
     metrics: dict[str, float] = {}
     for radius in RADII:
         found = align_bound(row.lipschitz, radius, latent_radius(LATENT, DELTA), ROUNDS, RELEASED)
         metrics[f"bound/epsilon/radius-{radius:g}"] = found.epsilon
         metrics[f"bound/vacuous/radius-{radius:g}"] = float(found.vacuous)
-    return Result(
+    return RunResult(
         row=f"{table.name} {row.id}",
         preset="",
         overrides=[],

@@ -29,7 +29,7 @@ WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Figure:
+class PageFigure:
     """A picture that a part may have."""
 
     name: str  # the part's field that says where it goes
@@ -80,14 +80,14 @@ def _parts(paper: Path) -> list[Part]:
 
 
 FIGURES = (
-    Figure("figure", "samples of each row", lambda run: sorted(run.samples_of(run.rounds_done).glob("*.png"))),
-    Figure(
+    PageFigure("figure", "samples of each row", lambda run: sorted(run.samples_of(run.rounds_done).glob("*.png"))),
+    PageFigure(
         "outliers",
         "of each row outliers, the closest outputs, and the typical records nearest to these",
         # Of the generator that is closest to them: a silo's own comes last by name.
         lambda run: sorted((run.path / "audit").glob("outliers-*.png"))[-1:],
     ),
-    Figure("latents", "of each row the latents of test images, by class", lambda run: list(run.path.glob(LATENTS))),
+    PageFigure("latents", "of each row the latents of test images, by class", lambda run: list(run.path.glob(LATENTS))),
 )
 
 

@@ -13,7 +13,7 @@ from fedloom import templating
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.reports.charts import Curve, row_chart
 from fedloom.reproduction.figures import FIGURES
-from fedloom.reproduction.results import Result, Results
+from fedloom.reproduction.results import Results, RunResult
 from fedloom.reproduction.tables import Column, Part, Row, Table, load_table
 from fedloom.runs.files import write_atomically
 
@@ -138,7 +138,7 @@ class Line:
 
     table: Table
     row: Row
-    results: Sequence[Result]
+    results: Sequence[RunResult]
 
     @property
     def seeds(self) -> str:
@@ -225,7 +225,7 @@ def _sorted(lines: Sequence[Line], column: Column) -> list[Line]:
     return sorted(lines, key=lambda line: line.number(column) or 0.0)
 
 
-def value_of(result: Result, column: Column) -> float | None:
+def value_of(result: RunResult, column: Column) -> float | None:
     """The metric whose key fits, segment by segment; all are of the same settings, so that only one may.
 
     Where a column is of a mean, that of all that fit.
@@ -238,12 +238,12 @@ def value_of(result: Result, column: Column) -> float | None:
     return mean(result.metrics[key] for key in fitting) if fitting else None
 
 
-def _machine(result: Result) -> str:
+def _machine(result: RunResult) -> str:
     """Where a run was trained and measured, and with which precision."""
     return ", ".join(filter(None, (_place(result), result.precision, f"torch {result.versions['torch']}")))
 
 
-def _place(result: Result) -> str:
+def _place(result: RunResult) -> str:
     """The device that a run was measured on, and the one that it was trained on if that is another."""
     elsewhere = result.measured_on and result.measured_on != result.device
     return f"{result.measured_on} (trained on {result.device})" if elsewhere else result.device

@@ -14,7 +14,7 @@ from fedloom.runs.files import explained, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RunResult:
     """One run: which, how it ended, and what was measured of it."""
 
     row: str  # the table and the row that asked for it first
@@ -52,12 +52,12 @@ class Result:
 class Results:
     """All results of a paper by their files, whichever table asked for them."""
 
-    found: Mapping[Path, Result]
+    found: Mapping[Path, RunResult]
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """Every result file in a paper's folder; no run may have two of them."""
-        found: dict[Path, Result] = {}
+        found: dict[Path, RunResult] = {}
         files: dict[tuple[str, int], Path] = {}
         for path in sorted(folder.rglob("*.json")):
             result = read_result(path)
@@ -67,7 +67,7 @@ class Results:
             found[path] = result
         return cls(found)
 
-    def of(self, config: str) -> list[Result]:
+    def of(self, config: str) -> list[RunResult]:
         """The repetitions of a run, by seed."""
         alike = (result for result in self.found.values() if result.config == config)
         return sorted(alike, key=lambda result: result.seed)
@@ -92,12 +92,12 @@ def evaluation_of(settings: EvaluationConfig) -> dict[str, Any]:
     }
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> RunResult:
     """The result that a file holds; a file of another version is refused."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        needed = [f.name for f in fields(Result) if f.default is MISSING and f.default_factory is MISSING]
-        later = [f.name for f in fields(Result) if f.name not in needed and f.name in found]
-        return Result(**{name: found[name] for name in (*needed, *later)})
+        needed = [f.name for f in fields(RunResult) if f.default is MISSING and f.default_factory is MISSING]
+        later = [f.name for f in fields(RunResult) if f.name not in needed and f.name in found]
+        return RunResult(**{name: found[name] for name in (*needed, *later)})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} is not a result file of this version: {error!r}") from error

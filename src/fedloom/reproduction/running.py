@@ -20,7 +20,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Observer, Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures, draw_latents
-from fedloom.reproduction.results import Result, Results, evaluation_of, read_result, result_path
+from fedloom.reproduction.results import Results, RunResult, evaluation_of, read_result, result_path
 from fedloom.reproduction.stages import STAGES
 from fedloom.reproduction.tables import Row, Table, chosen_rows
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
@@ -33,7 +33,7 @@ Observe = Callable[[Sequence[Trial]], AbstractContextManager[Observer]]
 
 
 @dataclass(frozen=True)
-class Task:
+class NeededRun:
     """A run that a table needs."""
 
     table: str
@@ -44,7 +44,7 @@ class Task:
     wanted: tuple[str, ...]  # all that must have been measured
     paper: Path
     result: Path
-    earlier: Result | None  # what is there already
+    earlier: RunResult | None  # what is there already
 
     @property
     def evaluation(self) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def tasks_of(
     seeds: int = 3,
     more: Sequence[str] = (),
     inception: str = "",
-) -> list[Task]:
+) -> list[NeededRun]:
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
-    tasks: dict[tuple[str, int], Task] = {}
+    tasks: dict[tuple[str, int], NeededRun] = {}
     known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
     chosen = [(table, row, row.identity) for table, row in chosen_rows(tables, rows) if row.preset]
     for seed in range(seeds):
@@ -98,7 +98,7 @@ def tasks_of(
 
 def _task(
     table: Table, row: Row, known_as: str, config: Config, settings: EvaluationConfig, paper: Path, known: Results
-) -> Task:
+) -> NeededRun:
     """A run under the name and in the file that it has, if another table asked for it before."""
     found = known.file_of(known_as, config.seed)
     path = found or result_path(paper, table.name, row.id, config.seed)
@@ -106,10 +106,10 @@ def _task(
     # What is measured is asked for afterwards, so that it is no part of what a run folder is.
     plain = replace(config, evaluation=EvaluationConfig(metrics=(), trackers=()))
     earlier = known.found[found] if found else None
-    return Task(table.name, row, known_as, Trial(name, plain), settings, (), paper, path, earlier)
+    return NeededRun(table.name, row, known_as, Trial(name, plain), settings, (), paper, path, earlier)
 
 
-def _conflict(task: Task, table: Table, row: Row, settings: EvaluationConfig) -> str:
+def _conflict(task: NeededRun, table: Table, row: Row, settings: EvaluationConfig) -> str:
     other = evaluation_of(settings)
     name = next(name for name, value in task.evaluation.items() if other[name] != value)
     return (
@@ -119,7 +119,7 @@ def _conflict(task: Task, table: Table, row: Row, settings: EvaluationConfig) ->
 
 
 def carry_out(
-    tasks: Sequence[Task],
+    tasks: Sequence[NeededRun],
     work: Work,
     observe: Observe = unobserved,
     *,
@@ -144,7 +144,9 @@ def carry_out(
     return {task.trial.name: _outcome_of(task, failed) for task in tasks}
 
 
-def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federations: Federations) -> dict[str, Outcome]:
+def _carried_out(
+    tasks: Sequence[NeededRun], work: Work, observe: Observe, federations: Federations
+) -> dict[str, Outcome]:
     trials = [task.trial for task in tasks]
     with observe(trials) as observer:
         outcomes = train_pack(trials, work.out, observer, federations)
@@ -163,7 +165,7 @@ def _carried_out(tasks: Sequence[Task], work: Work, observe: Observe, federation
     return outcomes
 
 
-def _picture(tasks: Sequence[Task], work: Work) -> None:
+def _picture(tasks: Sequence[NeededRun], work: Work) -> None:
     for paper in {task.paper for task in tasks}:
         ended = [task for task in tasks if task.paper == paper and task.result.is_file()]
         folders = [(task.identity, work.out / task.trial.name) for task in ended]
@@ -171,7 +173,7 @@ def _picture(tasks: Sequence[Task], work: Work) -> None:
         add_to_figures({key: load(folder) for key, folder in reversed(folders) if folder.is_dir()}, paper)
 
 
-def _measured(run: Run, task: Task, work: Work, federation: Federation) -> Result:
+def _measured(run: Run, task: NeededRun, work: Work, federation: Federation) -> RunResult:
     """Measure what has not been with these settings, and put the run's whole story together."""
     folder, device = run.folder, device_of(task.trial.config.engine)
     kept: dict[str, Any] = folder.environment.get(MEASURED, {})
@@ -195,7 +197,7 @@ def _measured(run: Run, task: Task, work: Work, federation: Federation) -> Resul
 
 
 def _metrics(
-    run: Run, task: Task, work: Work, federation: Federation, missing: Sequence[str], device: str
+    run: Run, task: NeededRun, work: Work, federation: Federation, missing: Sequence[str], device: str
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     if own := tuple(name for name in missing if "/" not in name and name not in STAGES):
@@ -208,12 +210,12 @@ def _metrics(
     return found
 
 
-def _result(run: Run, task: Task, kept: Mapping[str, Any], data: str) -> Result:
+def _result(run: Run, task: NeededRun, kept: Mapping[str, Any], data: str) -> RunResult:
     facts, status, rows = run.folder.environment, run.folder.status, run.metrics()
     last = rows[-1] if rows else {}
     account = {key: value for key, value in last.items() if key.startswith("privacy/")}
     first = task.earlier
-    return Result(
+    return RunResult(
         row=first.row if first else f"{task.table} {task.row.id}",
         preset=first.preset if first else task.row.preset,
         overrides=first.overrides if first else list(task.row.overrides),
@@ -252,7 +254,7 @@ class Worker:
     """A process with a pack of its own, which says at its end which runs have failed."""
 
     process: BaseProcess
-    tasks: Sequence[Task]
+    tasks: Sequence[NeededRun]
     report: Connection
 
     def failed(self) -> dict[str, Outcome]:
@@ -265,7 +267,9 @@ class Worker:
         return {task.trial.name: dead for task in self.tasks} if found is None else found
 
 
-def _in_processes(packs: Sequence[Sequence[Task]], work: Work, workers: int, deadline: float) -> dict[str, Outcome]:
+def _in_processes(
+    packs: Sequence[Sequence[NeededRun]], work: Work, workers: int, deadline: float
+) -> dict[str, Outcome]:
     """Several packs at a time, each in a process of its own: one trains while another is measured.
 
     Returns what has failed; what is not done at the deadline has not.
@@ -288,7 +292,7 @@ def _in_processes(packs: Sequence[Sequence[Task]], work: Work, workers: int, dea
     return failed
 
 
-def _worker(tasks: Sequence[Task], work: Work, workers: int) -> Worker:
+def _worker(tasks: Sequence[NeededRun], work: Work, workers: int) -> Worker:
     context = get_context("spawn")
     report, end = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(tasks, work, workers, end))
@@ -297,7 +301,7 @@ def _worker(tasks: Sequence[Task], work: Work, workers: int) -> Worker:
     return Worker(process, tasks, report)
 
 
-def _work(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -> None:
+def _work(tasks: Sequence[NeededRun], work: Work, workers: int, report: Connection) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     try:
         outcomes = _carried_out(tasks, work, unobserved, Federations())
@@ -306,7 +310,7 @@ def _work(tasks: Sequence[Task], work: Work, workers: int, report: Connection) -
     report.send({name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"})
 
 
-def _outcome_of(task: Task, failed: Mapping[str, Outcome]) -> Outcome:
+def _outcome_of(task: NeededRun, failed: Mapping[str, Outcome]) -> Outcome:
     """How a run of another process stands; a pack may fail after some of its runs have left their results."""
     if task.result.is_file():
         result = read_result(task.result)

@@ -23,10 +23,10 @@ from fedloom.runs.images import grid_of
 from fedloom.studio import pages
 from fedloom.studio.catalogue import NotServedError
 from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
-from fedloom.studio.gate import Door, Gate, lock
+from fedloom.studio.gate import Admission, StudioGate, lock
 from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.studio import Studio
-from fedloom.studio.watch import MOST_WATCHERS, Watch
+from fedloom.studio.watch import MOST_WATCHERS, RunWatch
 
 ROOM = Path(__file__).parent
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -80,7 +80,7 @@ Looked = Annotated[Look, Depends(look_of)]
 Values = Annotated[list[float], Depends(values_of)]
 
 
-def make_app(studio: Studio, door: Door) -> FastAPI:
+def make_app(studio: Studio, door: Admission) -> FastAPI:
     """The application, behind its gate."""
     app = FastAPI(title="fedloom studio", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.studio = studio
@@ -89,7 +89,7 @@ def make_app(studio: Studio, door: Door) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _mistake)
     app.add_exception_handler(HTTPException, _mistake)
     app.add_exception_handler(Exception, _fault)
-    app.add_middleware(Gate, door=door)
+    app.add_middleware(StudioGate, door=door)
     return app
 
 
@@ -146,7 +146,7 @@ async def events(studio: Here, run: Keys) -> Response:
     return StreamingResponse(_stream(studio.watch, run), media_type="text/event-stream")
 
 
-async def _stream(watch: Watch, keys: Sequence[str]) -> AsyncIterator[str]:
+async def _stream(watch: RunWatch, keys: Sequence[str]) -> AsyncIterator[str]:
     async for event in watch.changes(keys):
         if event is None:
             yield ": still here\n\n"

@@ -25,7 +25,7 @@ class NotServedError(RunFolderError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FoundRun:
     """A run that was found; ``key`` stands for it in addresses, so that no name of a folder ever does."""
 
     key: str
@@ -38,11 +38,11 @@ class Catalogue:
     """All runs below a folder, given without links in its path; links below it are not followed."""
 
     root: Path
-    _found: dict[str, Entry] = field(default_factory=dict)
+    _found: dict[str, FoundRun] = field(default_factory=dict)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, FoundRun]:
         """Every run by its key, in the order of their names."""
-        found: dict[str, Entry] = {}
+        found: dict[str, FoundRun] = {}
         waiting, looked = [(self.root, 0)], 0
         while waiting and looked < MOST_FOLDERS and len(found) < MOST_RUNS:
             folder, depth = waiting.pop()
@@ -55,16 +55,16 @@ class Catalogue:
         self._found = dict(sorted(found.items(), key=lambda item: item[1].name))
         return self._found
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> FoundRun:
         """The run that a key stands for; another look is taken where none is known by it."""
         entry = self._found.get(key) or self.entries().get(key)
         if entry is None or not is_plain(entry.path / "run.toml"):
             raise NotServedError("there is no such run in the runs folder; it may have been moved")
         return entry
 
-    def _entry(self, path: Path) -> Entry:
+    def _entry(self, path: Path) -> FoundRun:
         name = path.relative_to(self.root).as_posix() if path != self.root else path.name
-        return Entry(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, path)
+        return FoundRun(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, path)
 
 
 def _is_run(folder: Path) -> bool:
@@ -91,7 +91,7 @@ def is_plain(path: Path) -> bool:
     return path.is_file() and path.resolve() == path
 
 
-def check(entry: Entry) -> None:
+def check(entry: FoundRun) -> None:
     """Refuse a run that holds a link, a device or a pipe where the studio reads, or a log beyond all measure."""
     for count, item in enumerate(_items(entry.path)):
         place = Path(item.path).relative_to(entry.path)

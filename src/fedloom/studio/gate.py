@@ -40,7 +40,7 @@ def lock(headers: MutableHeaders) -> None:
 
 
 @dataclass(frozen=True)
-class Door:
+class Admission:
     """For whom the door opens: names and addresses of this machine, and the token, if one is asked for."""
 
     names: frozenset[str]  # host names that are this machine
@@ -75,13 +75,13 @@ class Refusal:
     sentence: str
 
 
-def _method(scope: Scope, _: Headers, __: Door) -> Refusal | None:
+def _method(scope: Scope, _: Headers, __: Admission) -> Refusal | None:
     return (
         None if scope["method"] == "GET" else Refusal(405, f"The studio only reads: {scope['method']} is not allowed.")
     )
 
 
-def _size(scope: Scope, headers: Headers, _: Door) -> Refusal | None:
+def _size(scope: Scope, headers: Headers, _: Admission) -> Refusal | None:
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         return Refusal(413, "A request to the studio has no body.")
     if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
@@ -91,14 +91,14 @@ def _size(scope: Scope, headers: Headers, _: Door) -> Refusal | None:
     return None
 
 
-def _host(_: Scope, headers: Headers, door: Door) -> Refusal | None:
+def _host(_: Scope, headers: Headers, door: Admission) -> Refusal | None:
     hosts = headers.getlist("host")
     if len(hosts) == 1 and door.knows(hosts[0]):
         return None
     return Refusal(421, "This studio does not go by the name that was asked for; open the address that it printed.")
 
 
-def _site(scope: Scope, headers: Headers, _: Door) -> Refusal | None:
+def _site(scope: Scope, headers: Headers, _: Admission) -> Refusal | None:
     """Another site may lead a person here by a link; it may not fetch, embed or frame anything."""
     refusal = Refusal(403, "Another site may not ask the studio for anything.")
     if (origin := headers.get("origin")) and origin != f"{scope['scheme']}://{headers['host']}":
@@ -108,7 +108,7 @@ def _site(scope: Scope, headers: Headers, _: Door) -> Refusal | None:
     return refusal if asked["site"] in ("cross-site", "same-site") and not link else None
 
 
-def _token(_: Scope, headers: Headers, door: Door) -> Refusal | None:
+def _token(_: Scope, headers: Headers, door: Admission) -> Refusal | None:
     kind, *bearer = headers.get("authorization", "").split(" ", maxsplit=1)
     given = "".join(bearer) if kind.lower() == "bearer" else _cookies(headers).get(door.cookie, "")
     if not door.token or door.fits(given):
@@ -116,7 +116,7 @@ def _token(_: Scope, headers: Headers, door: Door) -> Refusal | None:
     return Refusal(401, "This studio asks for its token: open the address that 'fedloom studio' printed.")
 
 
-CHECKS: tuple[Callable[[Scope, Headers, Door], Refusal | None], ...] = (_method, _size, _host, _site, _token)
+CHECKS: tuple[Callable[[Scope, Headers, Admission], Refusal | None], ...] = (_method, _size, _host, _site, _token)
 
 
 def _cookies(headers: Headers) -> Mapping[str, str]:
@@ -128,11 +128,11 @@ def _cookies(headers: Headers) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
-class Gate:
+class StudioGate:
     """Stands before the whole application."""
 
     app: ASGIApp
-    door: Door
+    door: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or have it answered."""

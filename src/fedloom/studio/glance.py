@@ -18,7 +18,7 @@ from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, r
 from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import TRAINING, split_key, uncounted
-from fedloom.studio.catalogue import Entry, check
+from fedloom.studio.catalogue import FoundRun, check
 
 SPENT = "privacy/epsilon/max"  # in metrics.jsonl
 PATIENCE, ROUNDS_OF_PATIENCE = 120.0, 4.0  # seconds, or rounds as long as the last, without a sign of life
@@ -50,7 +50,7 @@ class Best:
 class Glance:
     """One run; ``problem`` says why it cannot be read, and then the rest is empty."""
 
-    entry: Entry
+    entry: FoundRun
     stamp: str  # changes when anything of the run does
     changed: float  # when that was, in seconds since the epoch
     problem: str = ""
@@ -102,7 +102,7 @@ def stamp_of(path: Path) -> tuple[str, float]:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16], newest
 
 
-def glance_at(entry: Entry) -> Glance:
+def glance_at(entry: FoundRun) -> Glance:
     """Read what the line needs; what is wrong with a run becomes a sentence, and other runs are none the worse."""
     stamp, changed = stamp_of(entry.path)
     try:
@@ -114,7 +114,7 @@ def glance_at(entry: Entry) -> Glance:
     return Glance(entry, stamp, changed, problem=" ".join(problem.split()))
 
 
-def _read(entry: Entry, stamp: str, changed: float) -> Glance:
+def _read(entry: FoundRun, stamp: str, changed: float) -> Glance:
     check(entry)
     folder = RunFolder.open(entry.path)
     rows, ended = read_rows(entry.path / "metrics.jsonl"), folder.status["state"]

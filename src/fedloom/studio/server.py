@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from fedloom.errors import ConfigError
 from fedloom.studio.app import make_app
-from fedloom.studio.gate import LARGEST_HEADERS, Door
+from fedloom.studio.gate import LARGEST_HEADERS, Admission
 from fedloom.studio.studio import Studio
 
 SHORTEST_TOKEN = 16
@@ -29,14 +29,14 @@ REQUEST_TIME = 10.0  # seconds within which a connection must have sent a whole 
 
 
 @dataclass(frozen=True)
-class Place:
+class Listener:
     """Where the studio listens, and for whom it opens."""
 
     listener: socket.socket
-    door: Door
+    door: Admission
 
     @classmethod
-    def of(cls, host: str, port: int, token: str) -> Place:
+    def of(cls, host: str, port: int, token: str) -> Listener:
         """Take the address; elsewhere than on loopback there is always a token."""
         listener = _listener(host, port)
         loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
@@ -45,7 +45,7 @@ class Place:
         if not loopback:
             token = token or secrets.token_urlsafe(32)
         names = {"localhost"} if loopback else {"localhost", host, socket.gethostname(), socket.getfqdn()}
-        door = Door(
+        door = Admission(
             frozenset(name.lower() for name in names),
             any_address=not loopback,
             token=token,
@@ -76,7 +76,7 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """Ends when nothing whole is asked for: silent connections would keep everybody else out, token or not."""
 
     _numbers = count()
@@ -85,7 +85,9 @@ class Connection(H11Protocol):
         """Begin to count; where all places are taken, the oldest that is not being answered goes."""
         super().connection_made(transport)
         self._number = next(self._numbers)  # a clock does not tell apart those that come together
-        idle = [each for each in self.connections if isinstance(each, Connection) and each is not self and each.idle]
+        idle = [
+            each for each in self.connections if isinstance(each, TimedConnection) and each is not self and each.idle
+        ]
         if idle and len(self.connections) >= MOST_CONNECTIONS:  # with so many, requests are turned away
             oldest = min(idle, key=lambda each: each._number)
             oldest.transport.close()
@@ -121,11 +123,11 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def server_of(studio: Studio, door: Door) -> Server:
+def server_of(studio: Studio, door: Admission) -> Server:
     """A server that knows its limits."""
     config = uvicorn.Config(
         make_app(studio, door),
-        http=Connection,
+        http=TimedConnection,
         ws="none",
         log_level="error",
         server_header=False,
@@ -143,7 +145,7 @@ def serve(
     """Serve a runs folder until somebody ends it; ``papers`` holds result files of papers' tables."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder '{folder}'; name the folder that your runs lie in")
-    place, studio = Place.of(host, port, token), Studio.over(folder, papers)
+    place, studio = Listener.of(host, port, token), Studio.over(folder, papers)
     torch.set_num_threads(1)  # frames are small: more threads make them slower
     say(f"The studio of {studio.catalogue.root} is at {place.address}")
     say("Ctrl-C ends it.")

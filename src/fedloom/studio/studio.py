@@ -17,10 +17,10 @@ from fedloom.reports.findings import findings
 from fedloom.reports.parts import Story
 from fedloom.reports.pictures import Samples, grids_of, sample_files
 from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
-from fedloom.studio.catalogue import Catalogue, Entry, NotServedError, check, is_plain
+from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
-from fedloom.studio.watch import Sight, Watch
+from fedloom.studio.watch import RunWatch, Sight
 
 KEPT = 16  # runs whose numbers, and as many whose models, stay in memory
 NO_RECORDS = "the studio reads nothing but the runs folder"
@@ -58,7 +58,7 @@ class Studio:
     """A runs folder."""
 
     catalogue: Catalogue
-    watch: Watch
+    watch: RunWatch
     papers: Path  # where result files of papers' tables lie, if anywhere
     _stories: Shelf = field(default_factory=Shelf)
     _explorers: Shelf = field(default_factory=Shelf)
@@ -67,7 +67,7 @@ class Studio:
     def over(cls, root: Path, papers: Path) -> Studio:
         """The studio of a folder."""
         catalogue = Catalogue(root.resolve())
-        return cls(catalogue, Watch(catalogue), papers)
+        return cls(catalogue, RunWatch(catalogue), papers)
 
     def sight(self, key: str) -> Sight:
         """A run that can be read."""
@@ -118,7 +118,7 @@ class Studio:
         return self._explorers.get(f"{entry.key}/{wanted}", version, make)
 
 
-def _story(entry: Entry) -> Story:
+def _story(entry: FoundRun) -> Story:
     check(entry)
     subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
     facts = facts_of(subject, entry.name)
@@ -129,7 +129,7 @@ def _story(entry: Entry) -> Story:
     return Story(facts, findings(facts), Samples(films, ()), {})
 
 
-def _address(entry: Entry, round_number: int, file: Path) -> str:
+def _address(entry: FoundRun, round_number: int, file: Path) -> str:
     """Of a picture; another one where the file has changed, because browsers keep it."""
     place = sorted(file.parent.glob("*.png")).index(file)
     return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"

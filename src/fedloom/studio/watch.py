@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
-from fedloom.studio.catalogue import Catalogue, Entry
+from fedloom.studio.catalogue import Catalogue, FoundRun
 from fedloom.studio.glance import Glance, glance_at, stamp_of
 
 TICK = 1.0  # seconds
@@ -26,7 +26,7 @@ class Sight:
 
 
 @dataclass
-class Watch:
+class RunWatch:
     """What is known about every run; read again only where its files have changed."""
 
     catalogue: Catalogue
@@ -44,7 +44,7 @@ class Watch:
         self._known = {key: sight.glance for key, sight in sights.items()}
         return sights
 
-    def sight(self, entry: Entry) -> Sight:
+    def sight(self, entry: FoundRun) -> Sight:
         """One run, read anew where its files have changed."""
         known = self._known.get(entry.key)
         glance = known if known is not None and known.stamp == stamp_of(entry.path)[0] else glance_at(entry)

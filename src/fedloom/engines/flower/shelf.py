@@ -19,7 +19,7 @@ SPARE = 64 * 2**20  # bytes of disk beyond what a round writes
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeptRound:
     """What is known of a round that is kept."""
 
     task: str  # digest of the task that it answers
@@ -46,9 +46,9 @@ class Shelf:
             return SiloState()
         return SiloState(unpacked((self._folder(earlier[-1]) / "state.safetensors").read_bytes(), "state"))
 
-    def entry(self, round: int) -> Entry:
+    def entry(self, round: int) -> KeptRound:
         """What is known of a round that is kept."""
-        return Entry(**json.loads((self._folder(round) / "index.json").read_text(encoding="utf-8")))
+        return KeptRound(**json.loads((self._folder(round) / "index.json").read_text(encoding="utf-8")))
 
     def update(self, round: int, task: str) -> bytes | None:
         """The update that was made for exactly this task, if it is still here: the very same bytes."""
@@ -56,7 +56,7 @@ class Shelf:
             return None
         return (self._folder(round) / "update.frame").read_bytes()
 
-    def put(self, round: int, entry: Entry, state: SiloState, update: bytes) -> None:
+    def put(self, round: int, entry: KeptRound, state: SiloState, update: bytes) -> None:
         """Keep a round; what lies here of later ones belongs to a past that the server has left."""
         files = {
             "state.safetensors": packed(state.tensors),

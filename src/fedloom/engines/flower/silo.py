@@ -19,7 +19,7 @@ from fedloom.engines.base import Result, SiloState, Task, participants_of, site_
 from fedloom.engines.charging import silo_plans
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
-from fedloom.engines.flower.shelf import Entry, Shelf
+from fedloom.engines.flower.shelf import KeptRound, Shelf
 from fedloom.engines.flower.work import Order, coming_down, failure, received_in, refusal, update_frame, version_of
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
@@ -271,14 +271,14 @@ class SiloService:
             )
         return shelf.state_before(number)
 
-    def _entry(self, task: str, order: Order, result: Result, sha256: str) -> Entry:
+    def _entry(self, task: str, order: Order, result: Result, sha256: str) -> KeptRound:
         """The lines of a round in the silo's own report, kept with what leaves so that neither is without the other."""
         number = order.context.round
         row = {"round": number, "seconds": result.seconds, "participants": [self._index], "steps": result.steps}
         terms = {f"train/{name}": value for name, value in result.terms.items()}
-        return Entry(task, order.config.digest(), row | terms, replace(result.egress, sha256=sha256).to_mapping())
+        return KeptRound(task, order.config.digest(), row | terms, replace(result.egress, sha256=sha256).to_mapping())
 
-    def _report(self, path: Path, order: Order, entry: Entry) -> None:
+    def _report(self, path: Path, order: Order, entry: KeptRound) -> None:
         """The silo's own run folder, which nobody else gets to see: nothing leaves before its lines are there."""
         number, known = order.context.round, path.is_dir()
         folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
