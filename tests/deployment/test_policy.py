@@ -25,7 +25,7 @@ from fedloom.engines.base import site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
-from fedloom.engines.flower.work import Order, packed
+from fedloom.engines.flower.work import Order
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
@@ -34,6 +34,7 @@ from fedloom.methods.base import Method, fresh_blocks
 from fedloom.privacy.accounting import Budget
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.planning import SiloPlan
+from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 from local_grid import Deployment

@@ -21,7 +21,7 @@ from fedloom.config import Config
 from fedloom.engines.base import Job, Result, initial_state
 from fedloom.engines.charging import Charging
 from fedloom.engines.flower.silo import Grant, SiloService
-from fedloom.engines.flower.work import Order, packed, update_in
+from fedloom.engines.flower.work import Order, update_in
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise
 from fedloom.engines.fused_private import PrivateProgram
@@ -38,6 +38,7 @@ from fedloom.privacy.clipping import Quantile
 from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger
 from fedloom.privacy.noise import keyed
 from fedloom.privacy.releases import BoundedSum
+from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 from local_grid import remote

@@ -20,6 +20,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import fresh_blocks, unchanged
 from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import StreamNoise
+from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Tensors
 
 
@@ -104,7 +105,7 @@ class StackProgram:
 
     def _load_kept(self, position: int, member: Member, tensors: Tensors) -> None:
         private = set(self.weights) - set(self._received)
-        kept = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
+        kept = under(MODEL, tensors)
         if private - set(kept):
             method = member.trainer.method
             kept = method.plan.join(fresh_blocks(method, member.site, member.trainer.streams), member.site) | kept
@@ -112,7 +113,7 @@ class StackProgram:
             self.weights[name][position] = kept[name]
         for phase, optimizer in zip(self._phases, self._optimizers, strict=True):
             prefix = f"{OPTIMIZER}{phase.name}/"
-            moments = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            moments = under(prefix, tensors)
             if moments:
                 optimizer.load(position, moments)
 

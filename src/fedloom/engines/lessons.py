@@ -10,6 +10,7 @@ from fedloom.engines.training import MODEL, Trainer
 from fedloom.federation.records import Federation, Silo
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import Lesson, Taught
+from fedloom.sharing.codec import placed, under
 
 ALONE = (0,)  # the only silo of a lesson
 
@@ -28,14 +29,14 @@ def lesson_context(lesson: Lesson) -> RoundContext:
 
 def state_before(lesson: Lesson) -> SiloState:
     """What a silo would have kept."""
-    return SiloState({**{MODEL + name: tensor for name, tensor in lesson.weights.items()}, **lesson.moments})
+    return SiloState(placed(MODEL, lesson.weights) | lesson.moments)
 
 
 def taught(result: Result) -> Taught:
     """What the server takes from it."""
     kept = result.state.tensors
     return Taught(
-        weights={name.removeprefix(MODEL): tensor for name, tensor in kept.items() if name.startswith(MODEL)},
+        weights=under(MODEL, kept),
         moments={name: tensor for name, tensor in kept.items() if not name.startswith(MODEL)},
         terms={name.rpartition("/")[2]: value for name, value in result.terms.items()},
     )

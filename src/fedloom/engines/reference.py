@@ -16,7 +16,6 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load, save
 
 from fedloom.engines.base import (
     NO_SECRETS,
@@ -36,7 +35,8 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import Lesson, Taught
-from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.sharing.codec import BLOCKS, PAYLOADS, RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
+from fedloom.sharing.plan import BlockKey
 
 _trainer: Trainer  # in a worker process: set once, before any task
 
@@ -163,44 +163,25 @@ def _start_worker(trainer: Trainer) -> None:
 
 
 def _packed(task: Task) -> tuple[Task, bytes]:
-    tensors = {f"received/{n}": t for n, t in task.received.items()}
-    tensors |= {f"state/{n}": t for n, t in task.state.tensors.items()}
-    return replace(task, received={}, state=SiloState()), save(_contiguous(tensors))
+    tensors = placed(RECEIVED, task.received) | placed(STATE, task.state.tensors)
+    return replace(task, received={}, state=SiloState()), packed(tensors)
 
 
 def _train_in_worker(task: Task, data: bytes) -> tuple[Result, bytes]:
-    tensors = load(data)
-    result = _trainer.train(
-        replace(task, received=_under("received/", tensors), state=SiloState(_under("state/", tensors)))
-    )
-    tensors = {f"blocks/{key}/{n}": t for key, block in result.update.blocks.items() for n, t in block.items()}
-    tensors |= {f"payloads/{name}/{n}": t for name, part in result.update.payloads.items() for n, t in part.items()}
-    tensors |= {f"state/{n}": t for n, t in result.state.tensors.items()}
-    bare = replace(result, update=replace(result.update, blocks={}, payloads={}), state=SiloState())
-    return bare, save(_contiguous(tensors))
+    tensors = unpacked(data, "a task")
+    given = replace(task, received=under(RECEIVED, tensors), state=SiloState(under(STATE, tensors)))
+    result = _trainer.train(given)
+    update = result.update
+    tensors = flat(BLOCKS, update.blocks) | flat(PAYLOADS, update.payloads) | placed(STATE, result.state.tensors)
+    return replace(result, update=replace(update, blocks={}, payloads={}), state=SiloState()), packed(tensors)
 
 
 def _unpacked(result: Result, data: bytes) -> Result:
-    tensors = load(data)
-    blocks: dict[BlockKey, Tensors] = {}
-    for name, tensor in _under("blocks/", tensors).items():
-        key, _, parameter = name.rpartition("/")
-        blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
-    payloads: dict[str, Tensors] = {}
-    for name, tensor in _under("payloads/", tensors).items():
-        payload, _, part = name.rpartition("/")
-        payloads.setdefault(payload, {})[part] = tensor
+    tensors = unpacked(data, "a result")
+    blocks, payloads = parts(BLOCKS, tensors, BlockKey.of), parts(PAYLOADS, tensors, str)
     return replace(
         result,
         update=replace(result.update, blocks=blocks, payloads=payloads),
-        state=SiloState(_under("state/", tensors)),
+        state=SiloState(under(STATE, tensors)),
         egress=replace(result.egress, sha256=sha256(data).hexdigest()),
     )
-
-
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _contiguous(tensors: Tensors) -> Tensors:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

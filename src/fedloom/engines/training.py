@@ -26,6 +26,7 @@ from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
 from fedloom.privacy.releases import Query, SumNoise
+from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
@@ -214,7 +215,7 @@ class Trainer:
     def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
         weights = dict(task.received)
-        kept = {n.removeprefix(MODEL): t for n, t in task.state.tensors.items() if n.startswith(MODEL)}
+        kept = under(MODEL, task.state.tensors)
         weights.update(kept)
         if set(weights) < set(model.state_dict()):
             site = site_of(self.federation, task.silo)
@@ -302,7 +303,7 @@ class Trainer:
 
 def _under(prefix: str, tensors: Tensors) -> Tensors:
     """Copies of what lies under a prefix."""
-    return {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
+    return {name: tensor.clone() for name, tensor in under(prefix, tensors).items()}
 
 
 def pretraining_phases(method: Method) -> list[Phase]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.backbones.base import Backbone
 from fedloom.evaluation.frechet import Moments
 from fedloom.modalities.numbers import decode
 from fedloom.runs.files import write_atomically
+from fedloom.sharing.codec import packed
 
 # Raise it when an extractor's preparation of images changes, so that what was stored before is not found.
 _SCHEMA = 1
@@ -70,7 +71,7 @@ class FeatureCache:
             found = compute()
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, save({name: tensor.cpu() for name, tensor in found.items()}))
+                write_atomically(path, packed({name: tensor.cpu() for name, tensor in found.items()}))
         self._memory[key] = found
         self._memory.move_to_end(key)
         while len(self._memory) > _IN_MEMORY:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torch import Tensor
-
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.training import MODEL
 from fedloom.federation.records import Federation
 from fedloom.methods.steps import ServerState
-from fedloom.runs.checkpoint import AVERAGES, BLOCKS, MEMORY, Checkpoint
+from fedloom.runs.checkpoint import Checkpoint
+from fedloom.sharing.codec import AVERAGES, BLOCKS, MEMORY, flat, parts, placed, under
 from fedloom.sharing.plan import BlockKey, Tensors
 
 
@@ -19,9 +18,8 @@ def checkpoint_of(
     config: Config, federation: Federation, state: FederationState, chosen: tuple[int, ...]
 ) -> Checkpoint:
     """What is kept of a state after a round in which these silos took part."""
-    server: Tensors = {f"{BLOCKS}{k}/{n}": t for k, part in state.server.blocks.items() for n, t in part.items()}
-    server |= {f"{AVERAGES}{k}/{n}": t for k, part in state.server.averages.items() for n, t in part.items()}
-    server |= {f"{MEMORY}{name}": tensor for name, tensor in state.server.memory.items()}
+    known = state.server
+    server = flat(BLOCKS, known.blocks) | flat(AVERAGES, known.averages) | placed(MEMORY, known.memory)
     facts = {
         "config": config.digest(),
         "streams": {"seed": config.seed},
@@ -40,17 +38,8 @@ def checkpoint_of(
 
 def server_state(checkpoint: Checkpoint) -> ServerState:
     """The server's part of a checkpoint."""
-    memory = {n.removeprefix(MEMORY): t for n, t in checkpoint.server.items() if n.startswith(MEMORY)}
-    return ServerState(_blocks(BLOCKS, checkpoint.server), memory, _blocks(AVERAGES, checkpoint.server))
-
-
-def _blocks(prefix: str, tensors: Mapping[str, Tensor]) -> dict[BlockKey, Tensors]:
-    blocks: dict[BlockKey, Tensors] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(prefix):
-            key, _, parameter = name.removeprefix(prefix).rpartition("/")
-            blocks.setdefault(BlockKey.of(key), {})[parameter] = tensor
-    return blocks
+    blocks, averages = (parts(prefix, checkpoint.server, BlockKey.of) for prefix in (BLOCKS, AVERAGES))
+    return ServerState(blocks, under(MEMORY, checkpoint.server), averages)
 
 
 def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
@@ -67,7 +56,7 @@ class KeptModels(Mapping[str, Tensors]):
         self._kept = {federation.silos[index].name: kept for index, kept in state.silos.items()}
 
     def __getitem__(self, silo: str) -> Tensors:
-        return {n.removeprefix(MODEL): t for n, t in self._kept[silo].tensors.items() if n.startswith(MODEL)}
+        return under(MODEL, self._kept[silo].tensors)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)

@@ -24,6 +24,7 @@ from fedloom.methods.latents import DRAWS, Draw
 from fedloom.methods.steps import Lesson, ServerRound, ServerState, ServerStep, Stepped, Taught
 from fedloom.methods.teachers import Teacher, Teachers
 from fedloom.models.vae import VAE
+from fedloom.sharing.codec import placed, under
 from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.streams import Streams
 
@@ -75,7 +76,7 @@ class Distil(ServerStep):
             local=LocalConfig(epochs=settings.epochs, batch_size=settings.batch_size),
             records=self.synthetic(server, context, streams, device),
             weights=self.server_plan.join(server.blocks, self._home),
-            moments={n.removeprefix(STUDENT): t for n, t in server.memory.items() if n.startswith(STUDENT)},
+            moments=under(STUDENT, server.memory),
             context=context,
             seed=streams.torch_seed("distil"),
         )
@@ -83,7 +84,7 @@ class Distil(ServerStep):
     def learned(self, state: ServerState, taught: Taught) -> ServerState:
         """The server after a lesson."""
         blocks = {**state.blocks, **self.server_plan.split(taught.weights, self._home)}
-        return ServerState(blocks, {**state.memory, **{STUDENT + n: tensor for n, tensor in taught.moments.items()}})
+        return ServerState(blocks, state.memory | placed(STUDENT, taught.moments))
 
     def silos_method(self, method: Method) -> Method:  # noqa: ARG002 - it knows its own
         """Without the server's model."""

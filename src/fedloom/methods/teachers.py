@@ -17,6 +17,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Pathway
 from fedloom.methods.latents import PAYLOAD
 from fedloom.methods.steps import ServerState
+from fedloom.sharing.codec import placed, under
 from fedloom.sharing.plan import BlockKey, Scope, Tensors
 from fedloom.sharing.update import Update
 
@@ -63,7 +64,7 @@ class Teachers:
     def present(self, server: ServerState, context: RoundContext) -> list[Teacher]:
         """Whom the server can sample, in the order of their names: their places in the federation do not matter."""
         groups = self.method.plan.groups
-        records = {n.removeprefix(RECORDS): t for n, t in server.memory.items() if n.startswith(RECORDS)}
+        records = under(RECORDS, server.memory)
         if self.are_silos:
             return [
                 Teacher(
@@ -102,7 +103,7 @@ class Teachers:
             memory[ROUND + update.silo] = torch.tensor(update.round)
             memory[RECORDS + update.silo] = self._records(update)
             sent = update.payloads.get(PAYLOAD, {})
-            memory |= {_latents(update.silo, 0) + name: tensor for name, tensor in sent.items()}
+            memory |= placed(_latents(update.silo, 0), sent)
         return ServerState(blocks, memory)
 
     def remembered(self, server: ServerState, before: ServerState, context: RoundContext) -> ServerState:
@@ -117,7 +118,7 @@ class Teachers:
                 known = (key for key in keys if _older(key, number) in before.blocks)
                 blocks |= {_older(key, number + 1): before.blocks[_older(key, number)] for key in known}
                 described = _described(before, teacher.name, number)
-                memory |= {_latents(teacher.name, number + 1) + name: tensor for name, tensor in described.items()}
+                memory |= placed(_latents(teacher.name, number + 1), described)
         return ServerState(blocks, memory)
 
     def _keys(self, teacher: Teacher) -> dict[BlockKey, BlockKey]:
@@ -170,8 +171,7 @@ def _latents(silo: str, version: int) -> str:
 
 def _described(server: ServerState, silo: str, version: int) -> Tensors:
     """What a silo told of its latents."""
-    prefix = _latents(silo, version)
-    return {name.removeprefix(prefix): t for name, t in server.memory.items() if name.startswith(prefix)}
+    return under(_latents(silo, version), server.memory)
 
 
 def _site(silo: str, counts: Tensor) -> Site:

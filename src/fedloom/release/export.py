@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.config import AuditConfig, Config, DataConfig, EngineConfig, EvaluationConfig, PrivacyConfig
@@ -30,6 +30,7 @@ from fedloom.release.cards import model_card
 from fedloom.release.parcel import check_place, file_names, parcel
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
 from fedloom.settings import parse
+from fedloom.sharing.codec import BLOCKS, MEMORY, flat, packed, parts, under
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
 
@@ -38,7 +39,7 @@ TOLERANCE = 1e-5  # between ONNX and PyTorch
 CHECKED = 64  # records that they are compared on
 SCHEMA = 1
 LABEL, OUTPUT = "label", "records"  # the input that says which class; what comes out
-BLOCKS, BUFFERS, MEMORY = "blocks/", "buffers/", "memory/"
+BUFFERS = "buffers/"
 QUIET = ("torch.onnx", "onnxscript", "onnx_ir")  # loggers that tell of what is not installed and of every pass
 
 
@@ -140,14 +141,11 @@ def write_safetensors(folder: Path, subject: ExportJob) -> dict[str, Any]:
         for key in generator.method.generating.prefixes(block, Site("server", (number,))).values()
     }
     blocks = generator.server.sampled
-    tensors = {f"{BLOCKS}{key}/{name}": tensor for key in sorted(keys) for name, tensor in blocks[key].items()}
-    for group in generator.groups:
-        found = _unsaved_buffers(generator.model(group))
-        tensors |= {f"{BUFFERS}{group}/{name}": tensor for name, tensor in found.items()}
+    tensors = flat(BLOCKS, {key: blocks[key] for key in sorted(keys)})
+    tensors |= flat(BUFFERS, {group: _unsaved_buffers(generator.model(group)) for group in generator.groups})
     if LABEL_SHARES in generator.server.memory:
         tensors[f"{MEMORY}{LABEL_SHARES}"] = generator.server.memory[LABEL_SHARES]
-    # Cloned, because safetensors refuses tensors that share memory.
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).write_bytes(packed(tensors))
     public = replace(
         subject.config,
         seed=0,  # whoever knows the seed of a simulation can take its noise away
@@ -182,18 +180,9 @@ def load_generators(path: Path | str) -> Generator:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunFolderError(f"{folder} holds no exported generators that can be read ({error})") from error
-    blocks: dict[BlockKey, Tensors] = {}
-    memory: Tensors = {}
-    buffers: dict[str, Tensors] = {group: {} for group in groups}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        owner, _, parameter = rest.rpartition("/")
-        if f"{kind}/" == BLOCKS:
-            blocks.setdefault(BlockKey.of(owner), {})[parameter] = tensor
-        elif f"{kind}/" == BUFFERS:
-            buffers[owner][parameter] = tensor
-        else:
-            memory[rest] = tensor
+    blocks, memory = parts(BLOCKS, tensors, BlockKey.of), under(MEMORY, tensors)
+    kept = parts(BUFFERS, tensors, str)
+    buffers = {group: kept.get(group, {}) for group in groups}
     method = make_method(Setting(config, shape, groups, classes, kind=modality))
     return ExportedGenerators(method, ServerState(blocks, memory), groups, classes, modality, buffers)
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
 from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
+from fedloom.sharing.codec import packed
+from fedloom.sharing.plan import Tensors
 
 SCHEMA = 1
-BLOCKS, AVERAGES, MEMORY = "blocks/", "averages/", "memory/"
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def folder_of(run: Path, round_number: int) -> Path:
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write it whole or not at all, then drop all but the newest ``keep``."""
-    files = {"server.safetensors": save(_contiguous(checkpoint.server))}
+    files = {"server.safetensors": packed(checkpoint.server)}
     owners: dict[str, list[str | None]] = {}  # of the rows of each file; none where a silo has newer tensors elsewhere
     held = {name: table for name, table in checkpoint.silos.items() if not isinstance(table, StoredRow)}
     for names in alike(held):
@@ -102,7 +102,3 @@ def load_checkpoint(run: Path, round_number: int | None = None) -> Checkpoint:
         raise RunFolderError(
             f"{folder} is damaged ({error}); remove it to go on from the checkpoint before it"
         ) from error
-
-
-def _contiguous(tensors: Tensors) -> Tensors:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -10,11 +10,11 @@ from typing import Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import digest, explained, write_atomically
+from fedloom.sharing.codec import packed
 
 FILE_BYTES = 2**26  # of a file that overflow goes to: what is stacked in memory to write it
 
@@ -32,7 +32,7 @@ def alike(tables: Mapping[Key, Mapping[str, Tensor]]) -> list[list[Key]]:
 
 def stacked(tables: Sequence[Mapping[str, Tensor]]) -> bytes:
     """Tables of equal tensors as the content of one file, a row for each."""
-    return save({name: torch.stack([table[name] for table in tables]) for name in tables[0]})
+    return packed({name: torch.stack([table[name] for table in tables]) for name in tables[0]})
 
 
 class StackFile:

@@ -21,7 +21,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Grant, SiloService
-from fedloom.engines.flower.work import Order, packed, unpacked
+from fedloom.engines.flower.work import Order
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
@@ -29,6 +29,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import METHODS
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.folder import RunFolder
+from fedloom.sharing.codec import packed, unpacked
 from local_grid import remote
 from support import tiny_config
 

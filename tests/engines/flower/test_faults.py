@@ -28,7 +28,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
-from fedloom.engines.flower.work import Order, packed, refusal, unpacked, update_frame, update_in
+from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Observer, train
@@ -41,6 +41,7 @@ from fedloom.privacy.noise import SecureNoise
 from fedloom.privacy.planning import REPEATABLE
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
+from fedloom.sharing.codec import packed, unpacked
 from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams

@@ -38,7 +38,7 @@ def taken(names: Collection[str], round: int | None = None) -> str:
 
 def changed(change: Callable[[Tensor], Tensor], frame: Frame) -> bytes:
     """An update in which every tensor is another."""
-    from fedloom.engines.flower.work import packed, unpacked
+    from fedloom.sharing.codec import packed, unpacked
 
     parts = {name: packed({k: change(t) for k, t in unpacked(p, name).items()}) for name, p in frame.parts.items()}
     return type(frame)(frame.header, parts).to_bytes()
@@ -48,7 +48,7 @@ def with_records(frame: Frame) -> bytes:
     """An update with a block that nobody has agreed to."""
     import torch
 
-    from fedloom.engines.flower.work import packed
+    from fedloom.sharing.codec import packed
 
     stolen = packed({"x": torch.zeros(4)})
     return type(frame)(frame.header, {**frame.parts, "blocks/records@all": stolen}).to_bytes()

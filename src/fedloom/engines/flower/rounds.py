@@ -23,11 +23,12 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.wire import Answer, Question, Wire
-from fedloom.engines.flower.work import REFUSED, UPDATE, Order, packed, update_in
+from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
+from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import BlockKey
 
 TICK = 0.5  # seconds between two looks at who is there

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.engines.base import SiloState
-from fedloom.engines.flower.work import packed, unpacked
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_folder_atomically
+from fedloom.sharing.codec import packed, unpacked
 
 COPIES = 4  # of a model that a round may write: the update, and a state of weights and two moments
 SPARE = 64 * 2**20  # bytes of disk beyond what a round writes

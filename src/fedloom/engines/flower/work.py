@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 import fedloom
@@ -18,11 +16,11 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.settings import parse
+from fedloom.sharing.codec import BLOCKS, PAYLOADS, packed, unpacked
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
 TASK, UPDATE, REFUSED, FAILED = "task", "update", "refused", "failed"
-BLOCKS, PAYLOADS = "blocks/", "payloads/"
 RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
 # No weight that was learned comes near it. The bound on a gradient holds at every scale, so no promise rests on this:
 # it keeps whoever sets weights away from the edge of what float32 holds.
@@ -146,16 +144,3 @@ def refusal(reason: str) -> Frame:
 def failure(reason: str) -> Frame:
     """The silo could not do this; it may be asked again."""
     return Frame({"kind": FAILED, "reason": reason})
-
-
-def packed(tensors: Tensors) -> bytes:
-    """Tensors as safetensors bytes."""
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
-
-
-def unpacked(data: bytes, name: str) -> Tensors:
-    """The inverse of :func:`packed`."""
-    try:
-        return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise FedloomError(f"'{name}' is not a table of tensors: {error}") from error
