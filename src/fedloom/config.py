@@ -57,7 +57,7 @@ class MergeConfig:
 class ModelConfig:
     """The networks, their latents and their likelihood."""
 
-    network: str = "mlp"  # 'fedloom list networks' names them
+    network: str = "mlp"  # 'fedloom list networks' names them; "auto": what is usual for the records' modality
     branches: dict[str, str] = field(default_factory=dict)  # group name -> network of its decoders, where it differs
     silos: dict[str, dict[str, Any]] = field(default_factory=dict)  # silo name -> what differs of its architecture
     hidden: tuple[int, ...] = field(default=(512, 256), metadata=all_positive())  # widths; decoders in reverse
@@ -66,7 +66,7 @@ class ModelConfig:
     latent: int = field(default=40, metadata=at_least(1))  # coordinates of z1
     top_hidden: tuple[int, ...] = field(default=(256, 256), metadata=all_positive())  # between z1 and z2
     top_latent: int = field(default=20, metadata=at_least(1))  # coordinates of z2, where there are two levels
-    likelihood: str = "bernoulli"  # of one value of a record; images and vectors have "bernoulli" and "gaussian"
+    likelihood: str = "bernoulli"  # of a value: "bernoulli", "gaussian", a modality's own, or "auto" for its usual one
     variance: float = field(default=0.5, metadata=above(0))  # of a Gaussian likelihood
     posterior: Literal["amortised", "closed-form", "from-decoder"] = "amortised"  # where a record's latents come from
     kl_weight: float = field(default=1.0, metadata=at_least(0))  # 1: the evidence bound

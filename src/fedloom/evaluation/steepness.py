@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom.evaluation.attacks import Target, targets_of
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import Metric, Reading, Values
-from fedloom.models.linear import LinearGaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.privacy.lipschitz import certified_constant, sampled_constant
@@ -35,8 +34,7 @@ def _certified(model: VAE) -> float:
     """Of the steepest branch, if there are several."""
     decoder = model.decoder
     branches = list(decoder.branches.values()) if isinstance(decoder, Routed) else [decoder]
-    mean = nn.Identity() if isinstance(model.likelihood, LinearGaussian) else nn.Sigmoid()
-    return max(certified_constant(nn.Sequential(branch, mean)) for branch in branches)
+    return max(map(certified_constant, branches)) * model.likelihood.steepness
 
 
 def _met(target: Target, model: VAE, group: int, points: int) -> float:

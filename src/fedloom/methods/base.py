@@ -245,12 +245,19 @@ class Setting:
     def model_at(self, silo: str) -> ModelConfig:
         """The settings of a silo's networks."""
         model = self.config.model
-        return model.changed(model.silos.get(silo, {}), f"model.silos.{silo}", ARCHITECTURE)
+        found = model.changed(model.silos.get(silo, {}), f"model.silos.{silo}", ARCHITECTURE)
+        usual = {"network": self.modality.network, "likelihood": next(iter(self.modality.likelihoods))}
+        return found.changed({k: name for k, name in usual.items() if getattr(found, k) == "auto"}, "", ARCHITECTURE)
 
     def likelihood_at(self, silo: str) -> Likelihood:
         """p(x | z) of a silo's networks."""
         model, field = self.model_at(silo), f"model.silos.{silo}.likelihood" if silo else "model.likelihood"
-        return self.modality.likelihood(model.likelihood, model.variance, field)
+        found = self.modality.likelihood(model.likelihood, model.variance, field)
+        if model.lipschitz and not math.isfinite(found.steepness):
+            raise ConfigError(
+                f"model.lipschitz bounds nothing with {field} = '{model.likelihood}', a mean of any slope"
+            )
+        return found
 
     @property
     def widest_latent(self) -> int:

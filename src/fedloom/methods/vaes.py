@@ -37,7 +37,7 @@ class BuildVAE:
     remembered: int = 0  # how many of its earlier encoders a silo keeps
 
     def __post_init__(self) -> None:
-        network(self.setting.config.model.network)
+        network(self.setting.model_at("").network)
         for silo in self.setting.config.model.silos:
             network(self.setting.model_at(silo).network, f"model.silos.{silo}.network")
         for group, name in self.setting.config.model.branches.items():
@@ -67,7 +67,10 @@ class BuildVAE:
         shape, family = self.setting.shape, self._family(model, group)
         inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
         decoder = family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
-        return bounded_decoder(decoder, model.lipschitz) if model.lipschitz else decoder
+        if not model.lipschitz:
+            return decoder
+        steepness = self.setting.modality.likelihood(model.likelihood, model.variance).steepness
+        return bounded_decoder(decoder, model.lipschitz, steepness)
 
     def _family(self, model: ModelConfig, group: int) -> Network:
         """The networks of a group's decoders."""

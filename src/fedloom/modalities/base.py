@@ -35,7 +35,8 @@ class Modality:
     decode: Callable[[Tensor], Tensor]  # stored values as models see them; values that models made stay
     encode: Callable[[Tensor], NDArray[Any]]  # values that models made, as stored
     tiles: Callable[[Tensor], Tiles | None]  # each record as a small picture; None where it has none
-    likelihoods: Mapping[str, Callable[[float], Likelihood]]  # for ``model.likelihood``, given ``model.variance``
+    likelihoods: Mapping[str, Callable[[float], Likelihood]]  # the usual one first; given ``model.variance``
+    network: str = "mlp"  # the usual one
     values: str = ""  # what the numbers of a record are, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all
     is_picture: bool = False  # whether it has channels, height and width, so that a PNG file may hold the whole record

@@ -46,6 +46,7 @@ MODALITY = Modality(
     encode=encode,
     tiles=tiles,
     likelihoods=LIKELIHOODS,
+    network="conv",
     values="pixels in [0, 1]",
     is_picture=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from torch.nn import functional
 
 class Likelihood(Protocol):
     """A family p(x | output)."""
+
+    @property
+    def steepness(self) -> float:
+        """How far the mean moves at most, as a multiple of how far the output does."""
+        ...
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """-log p(x | output), summed over everything but the batch."""
@@ -31,6 +36,8 @@ class Likelihood(Protocol):
 @dataclass(frozen=True)
 class Bernoulli:
     """Each pixel is a coin whose logit the decoder gives (binary cross-entropy for grey values)."""
+
+    steepness: ClassVar[float] = 0.25  # of the sigmoid, at 0
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Binary cross-entropy, summed over the pixels."""
@@ -51,6 +58,7 @@ class Bernoulli:
 class Normal:
     """Each pixel is normal around the sigmoid of the output; variance 1/2 gives the squared error, up to a constant."""
 
+    steepness: ClassVar[float] = 0.25
     variance: float = 0.5
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:

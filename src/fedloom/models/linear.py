@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from fedloom.models.vae import VAE
 @dataclass(frozen=True)
 class LinearGaussian(Normal):
     """Each number is normal around the output itself."""
+
+    steepness: ClassVar[float] = 1.0
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Squared error over twice the variance, with the normalising constant."""

@@ -228,13 +228,13 @@ def bound_spectrally(network: nn.Module, limit: float) -> nn.Module:
     return network
 
 
-def bounded_decoder(decoder: nn.Module, constant: float) -> nn.Module:
-    """A decoder of logits whose mean image has a Lipschitz constant of at most ``constant``: each layer takes its part.
+def bounded_decoder(decoder: nn.Module, constant: float, steepness: float = 0.25) -> nn.Module:
+    """A decoder whose mean image has a Lipschitz constant of at most ``constant``: each layer takes its part.
 
-    The sigmoid at the end has a constant of 1/4, so the layers together may stretch four times as much.
+    The mean has a constant of ``steepness`` itself, 1/4 for a sigmoid: the layers together may stretch so much more.
     """
     layers = sum(isinstance(module, LAYERS) for module in decoder.modules())
-    return bound_spectrally(decoder, (4 * constant) ** (1 / layers))
+    return bound_spectrally(decoder, (constant / steepness) ** (1 / layers))
 
 
 def latent_radius(latent: int, delta: float) -> float:
