@@ -112,9 +112,7 @@ def test_what_makes_no_sense_of_it_is_named(data: Path) -> None:
         Experiment.of(config_of(data, "evaluation.metrics=['domain']")).begin("never")
     with pytest.raises(ConfigError, match=r"unknown likelihood 'bernoulli' \(allowed: poisson\)"):
         Experiment.of(config_of(data, "model.likelihood=bernoulli"))
-    with pytest.raises(
-        ConfigError, match=r"model.lipschitz bounds nothing with model.likelihood = 'poisson', a mean"
-    ):
+    with pytest.raises(ConfigError, match=r"model.lipschitz bounds nothing with model.likelihood = 'poisson', a mean"):
         Experiment.of(config_of(data, "model.lipschitz=1"))
     with pytest.raises(ConfigError, match=r"'fedgan' needs images, but the records .* are sequences of counts$"):
         Experiment.of(config_of(data, "method.name=fedgan"))
