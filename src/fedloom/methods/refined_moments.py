@@ -23,15 +23,7 @@ from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_sum
 from fedloom.methods.steps import ServerRound, ServerState, Stepped
-from fedloom.models.class_gaussian import (
-    BIAS,
-    Contribution,
-    Gradient,
-    RecordItself,
-    estimate,
-    square_root,
-    told_apart_by,
-)
+from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Itself, estimate, square_root, told_apart_by
 from fedloom.privacy.releases import BoundedSum
 from fedloom.settings import above, share
 from fedloom.sharing.plan import Tensors, payload_of_sums
@@ -40,7 +32,7 @@ CENTRE, GRADIENT = "centre", "gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefinedMomentsOptions(TemperedLabels):
+class RefinedOptions(TemperedLabels):
     """``radius`` is that about the centre; ``clip`` bounds one record's gradient, in radii."""
 
     radius: float = field(default=0.8, metadata=above(0))
@@ -54,7 +46,7 @@ class RefinedMomentsOptions(TemperedLabels):
 class RefiningStep(MomentsStep):
     """A centre, then moments, then steps; the generator is up to date after every round."""
 
-    options: RefinedMomentsOptions
+    options: RefinedOptions
 
     def __call__(self, round: ServerRound) -> Stepped:
         """What has come in time is used; what is late is about the centre of another round."""
@@ -94,7 +86,7 @@ class RefiningStep(MomentsStep):
         }
 
 
-def make(setting: Setting, options: RefinedMomentsOptions) -> Method:
+def make(setting: Setting, options: RefinedOptions) -> Method:
     """Three kinds of releases, and no phases."""
     if setting.config.rounds < 3 or setting.config.participation.rate < 1:
         raise ConfigError("method 'refined_moments' needs rounds of at least 3 and participation.rate = 1")
@@ -109,7 +101,7 @@ def make(setting: Setting, options: RefinedMomentsOptions) -> Method:
         plan=replace(plain.plan, payloads=(*plain.plan.payloads, centre, gradient)),
         server_step=RefiningStep(width, Contribution(classes, options.radius), options),
         releases=(
-            Release(centre, BoundedSum(RecordItself()), "first", share=0.05),
+            Release(centre, BoundedSum(Itself()), "first", share=0.05),
             replace(sent, when=slice(1, 2), share=0.2),
             Release(gradient, BoundedSum(Gradient(classes, options.radius), options.clip), slice(2, None), share=0.75),
         ),
@@ -117,9 +109,5 @@ def make(setting: Setting, options: RefinedMomentsOptions) -> Method:
 
 
 RECIPE = Recipe(
-    "refined_moments",
-    "moments, then classes learned apart by gradients",
-    RefinedMomentsOptions,
-    make,
-    modalities=("vector",),
+    "refined_moments", "moments, then classes learned apart by gradients", RefinedOptions, make, modalities=("vector",)
 )

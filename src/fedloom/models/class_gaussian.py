@@ -82,7 +82,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class RecordItself:
+class Itself:
     """The record itself, cut to length 1."""
 
     def __call__(self, _: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
