@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import traceback
 import warnings
 from collections import Counter
@@ -33,7 +32,7 @@ from fedloom.errors import ConfigError, FedloomError, FedloomWarning, RunFolderE
 from fedloom.experiment import Experiment, Life, Observer, file_name, live_together, resume, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
-from fedloom.runs.files import digest, explained, write_atomically
+from fedloom.runs.files import digest, explained, write_json
 from fedloom.runs.folder import RunFolder
 from fedloom.settings import read_toml
 from fedloom.streams import Streams
@@ -112,7 +111,7 @@ def run_sweep(
         with observe(packed) as observer:
             outcomes |= train_pack(packed, out, observer, federations)
         record = {trial.name: asdict(outcomes[trial.name]) for trial in trials if trial.name in outcomes}
-        write_atomically(out / "sweep.json", json.dumps({"trials": record}, indent=2).encode())
+        write_json(out / "sweep.json", {"trials": record})
     return {trial.name: outcomes[trial.name] for trial in trials}
 
 

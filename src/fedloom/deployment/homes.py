@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -246,8 +244,3 @@ def _new(path: Path) -> None:
         raise RunFolderError(f"{path} exists already and is not empty; choose another folder")
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a JSON file as a whole, so that nobody reads half of it."""
-    write_atomically(path, json.dumps(content, indent=2).encode())

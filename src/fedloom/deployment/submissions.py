@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.config import Config
-from fedloom.deployment.homes import ServerHome, write_json
+from fedloom.deployment.homes import ServerHome
 from fedloom.errors import FedloomError
+from fedloom.runs.files import write_json
 from fedloom.settings import parse
 
 

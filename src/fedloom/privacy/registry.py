@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedloom.errors import FedloomError, RunFolderError
+from fedloom.privacy.accounts import Chain
 from fedloom.privacy.database import Database
-from fedloom.privacy.ledger import Chain, GrantError, Ledger
+from fedloom.privacy.ledger import GrantError, Ledger
 
 if TYPE_CHECKING:
     from fedloom.federation.records import Silo

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedloom.config import PrivacyConfig
 from fedloom.privacy.accounting import NoGuarantee
-from fedloom.privacy.ledger import PRETRAINING, UPDATE, Account, Ledger, told
+from fedloom.privacy.accounts import Account
+from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger, told
 from fedloom.privacy.trust import Distributed, Local
 
 NONE = "no DP guarantee"

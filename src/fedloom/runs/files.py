@@ -97,6 +97,11 @@ def _share(path: Path, target: Path) -> None:
         shutil.copyfile(path, target)
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file as a whole, so that nobody reads half of it."""
+    write_atomically(path, json.dumps(content, indent=2).encode())
+
+
 def append_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add JSON lines durably; a line that a kill cut short stays alone, and is dropped when the run resumes."""
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()

@@ -20,7 +20,14 @@ import fedloom
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.runs.checkpoint import checkpoint_rounds
-from fedloom.runs.files import append_lines, explained, read_lines, write_atomically, write_folder_atomically
+from fedloom.runs.files import (
+    append_lines,
+    explained,
+    read_lines,
+    write_atomically,
+    write_folder_atomically,
+    write_json,
+)
 from fedloom.runs.metrics import is_metric
 
 ENDS = ("finished", "diverged")
@@ -71,8 +78,7 @@ class RunFolder:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Add facts to environment.json."""
-        text = json.dumps({**self.environment, **facts}, indent=2)
-        write_atomically(self.path / "environment.json", text.encode())
+        write_json(self.path / "environment.json", {**self.environment, **facts})
 
     @property
     def ledger(self) -> Path:
@@ -103,11 +109,11 @@ class RunFolder:
         """Write down, before training, which canaries of each silo went into its training records."""
         path = self.path / "canaries.json"
         if coins and not path.exists():
-            write_atomically(path, json.dumps({"included": coins}).encode())
+            write_json(path, {"included": coins})
 
     def record_audit(self, found: Mapping[str, Any]) -> None:
         """Keep what ``fedloom audit`` found last."""
-        write_atomically(self.path / "audit.json", json.dumps(found, indent=1).encode())
+        write_json(self.path / "audit.json", found)
 
     @property
     def audit(self) -> dict[str, Any]:
@@ -116,7 +122,7 @@ class RunFolder:
 
     def record_downstream(self, found: Mapping[str, Any]) -> None:
         """Keep what ``fedloom downstream`` found last."""
-        write_atomically(self.path / "downstream.json", json.dumps(found, indent=1).encode())
+        write_json(self.path / "downstream.json", found)
 
     @property
     def downstream(self) -> dict[str, Any]:
@@ -186,8 +192,7 @@ class RunFolder:
 
     def end(self, state: str, round_number: int, reason: str = "") -> None:
         """Record how the run ended: one of ``ENDS``, ``diverged`` with the reason."""
-        status = {"state": state, "round": round_number, "reason": reason}
-        write_atomically(self.path / "status.json", json.dumps(status, indent=2).encode())
+        write_json(self.path / "status.json", {"state": state, "round": round_number, "reason": reason})
         (self.path / SECRET_FILE).unlink(missing_ok=True)  # nothing will be done again
 
     @property
