@@ -39,7 +39,7 @@ DATA = {
     "licence": ATTACK,
 }
 WAYS = {ATTACK: {"summary": ATTACK, "inputs": {ATTACK: [2]}}}
-MODEL = {"groups": [ATTACK], "shape": [2], "modality": "vector", "licence": ATTACK, "pathways": WAYS}
+MODEL = {"modality": "", "groups": [ATTACK], "shape": [2], "licence": ATTACK, "pathways": WAYS}
 
 
 @pytest.mark.parametrize(

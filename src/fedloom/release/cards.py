@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 import fedloom
 from fedloom.evaluation.metric import metric_title
-from fedloom.modalities.base import MODALITIES
+from fedloom.modalities.base import modality_of
 from fedloom.privacy.ledger import told
 from fedloom.release.formats import DATA_FILES
 from fedloom.release.provenance import FLAG, Provenance
@@ -58,7 +58,7 @@ def model_card(provenance: Provenance, contents: Mapping[str, Any], use: str) ->
     }
     ways = contents["pathways"]
     values = {
-        "meaning": MODALITIES[contents["modality"]].values,
+        "meaning": modality_of(contents["modality"], tuple(contents["shape"])).values,
         "groups_named": ", ".join(contents["groups"]),
         "labelled": any("label" in way["inputs"] for way in ways.values()),
         "pathways": [
