@@ -105,7 +105,7 @@ class Engine(Protocol):
     """Carries out rounds; what is learned does not depend on which engine does it."""
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
-        """One whole round."""
+        """Carry out one whole round of a run: send, train, merge, and the server's step."""
         ...
 
     def describe(self) -> str:

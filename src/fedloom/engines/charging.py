@@ -83,7 +83,7 @@ def silo_plan(config: Config, method: Method, silo: str, units: int, rounds: tup
 
 
 def _private(phases: Iterable[Phase]) -> list[Phase]:
-    """Those that need noise."""
+    """The phases that look at records, and so need noise."""
     return [phase for phase in phases if phase.touches_records]
 
 
@@ -183,7 +183,7 @@ class Charging:
         return {"privacy/epsilon/max": spent} if math.isfinite(spent) else {}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the ledger's file, so that another process may charge."""
         self._ledger.close()
 
 

@@ -94,6 +94,8 @@ class Schedule(Stretches):
             ),
             device=device,
         )
+        # Of each silo and epoch an order of as many places as the largest silo has. Those beyond a silo's own records
+        # come last, and what comes before them is the order that the plain loop draws for this silo alone.
         self._orders = streams_of(self._seeds).permutation(
             "batches",
             self._longest,
@@ -118,8 +120,11 @@ class Schedule(Stretches):
         step = torch.arange(first, last, device=self._device).unsqueeze(1)  # (steps, 1)
         size = self._size[:silos]
         per_epoch = (size + batch - 1) // batch
+        # Each silo goes through its records at its own pace: step s is batch s % per_epoch of epoch s // per_epoch.
         position = (step % per_epoch).unsqueeze(2) * batch + torch.arange(batch, device=self._device)
         mask = position < size.unsqueeze(1)
+        # The last batch of an epoch may be short. Its padding repeats the silo's last record: shapes stay fixed, every
+        # row can be read, and the mask keeps it from counting.
         inside = torch.minimum(position, size.unsqueeze(1) - 1)
         place = (step // per_epoch).unsqueeze(2) * self._longest + inside  # (steps, silos, batch)
         order = self._orders[:silos].flatten(1)
@@ -162,6 +167,8 @@ def numbers_per_step(kind: StackKind) -> int:
 
 def gathered(records: Records, index: Tensor, mask: Tensor) -> Tensors:
     """The columns of a batch for each silo, by name, as models see them."""
+    # One copy of all silos' rows from the one table; values become floats only here, so that the table stays as small
+    # as the records are stored.
     rows = {
         name: column.index_select(0, index.flatten()).reshape(*index.shape, *column.shape[1:])
         for name, column in records.columns().items()

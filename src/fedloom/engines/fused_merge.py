@@ -65,7 +65,7 @@ class StackedMean:
         return list(zip(distinct, shares.sum(dim=1).tolist(), sums, strict=True))
 
     def result(self) -> dict[BlockKey, Tensors]:
-        """The means, on the host."""
+        """The weighted means of all chunks so far, on the host, in the dtypes that the weights have."""
         return {
             key: on_host({n: self._former.mean(t, self._weights[key], self._dtypes[key, n]) for n, t in sums.items()})
             for key, sums in self._sums.items()

@@ -97,8 +97,11 @@ class PrivateSchedule(Stretches):
         """The steps in order, in windows of at most ``longest`` in which the same silos make equally many passes."""
         for first, last, silos in self.stretches(longest):
             steps = torch.arange(first, last, device=self._device)
+            # Every phase that touches records draws batches of its own: they are numbered step by step, phase by phase.
             drawn = [self._drawn(steps * len(self._private) + j, silos) for j in range(len(self._private))]
             needed = list(zip(*(each.passes for each in drawn), strict=True)) or [()] * len(steps)
+            # How many passes a step needs is known when its coins have fallen. All steps of a window have equal shapes,
+            # so a step that needs another number of passes than the one before begins a window.
             start = 0
             for passes, run in itertools.groupby(needed):
                 stop = start + len(list(run))
@@ -125,7 +128,7 @@ class PrivateSchedule(Stretches):
         tensors = {"index": index + self._offset[:silos].reshape(-1, 1, 1), "mask": mask}
         if passes == 1:  # a record's row is its rank
             noise = {n: t.unsqueeze(2) for n, t in self._noise(phase, steps, silos, self._width).items()}
-        else:
+        else:  # passes end where units or rows do, so a record's row there is not its rank
             noise = {
                 name: _picked(tensor, rank)
                 for name, tensor in self._noise(phase, steps, silos, int(rank.max()) + 1).items()
@@ -151,6 +154,8 @@ class PrivateSchedule(Stretches):
         }
 
     def _drawn(self, moments: Tensor, silos: int) -> _Drawn:
+        # A coin for each unit of the largest silo; those of units that a silo does not have are thrown away. A unit's
+        # coin depends on its own number alone, so it falls as in the plain loop.
         chosen = coins(
             streams_of(self._keys[:silos]),
             self._longest,
@@ -163,8 +168,10 @@ class PrivateSchedule(Stretches):
         places = self._places_of_records(chosen) if self._subjects[0] is None else self._places_of_subjects(chosen)
         step, silo, number, row, rank, record = places
         counts = torch.ones(len(moments), dtype=torch.int64, device=self._device)
+        # A step that nobody was drawn for makes one pass all the same, of noise alone: to leave it out would tell.
         passes = counts.scatter_reduce(0, step, number + 1, "amax").tolist()
         shape = (len(moments), silos, max(passes), self._width)
+        # Rows that stay free read record 0, and their mask keeps them from counting.
         index, ranks = (torch.zeros(shape, dtype=torch.int64, device=self._device) for _ in range(2))
         mask = torch.zeros(shape, device=self._device)
         index[step, silo, number, row] = record
@@ -175,12 +182,13 @@ class PrivateSchedule(Stretches):
     def _places_of_records(self, chosen: Tensor) -> tuple[Tensor, ...]:
         """Step, silo, pass, row, rank and record of everything drawn."""
         step, silo, record = chosen.nonzero(as_tuple=True)
+        # Found without a loop: how many of its silo's records were drawn before it in this step.
         rank = chosen.cumsum(dim=-1)[step, silo, record] - 1
         rows = torch.tensor(self._rows, device=self._device)[silo]
         return step, silo, rank // rows, rank % rows, rank, record
 
     def _places_of_subjects(self, chosen: Tensor) -> tuple[Tensor, ...]:
-        """The same where units are subjects, whose records stay together."""
+        """The places of records where units are subjects, whose records stay together in one pass."""
         places: list[tuple[int, int, int, int, int, int]] = []
         for (step, batch), silo in itertools.product(enumerate(chosen.cpu()), range(chosen.shape[1])):
             subject = self._subjects[silo]
@@ -195,6 +203,7 @@ class PrivateSchedule(Stretches):
 
 def _picked(noise: Tensor, rank: Tensor) -> Tensor:
     """Noise (steps, silos, rows, ...) in the order of the passes, (steps, silos, passes, rows, ...)."""
+    # gather wants an index for each number that it reads; expanded, it takes no memory.
     flat = noise.flatten(3) if noise.dim() > 3 else noise.unsqueeze(3)
     rows = rank.flatten(2).unsqueeze(3).expand(-1, -1, -1, flat.shape[3])
     return torch.gather(flat, 2, rows).reshape(*rank.shape, *noise.shape[3:])
@@ -210,7 +219,7 @@ def rows_of_members(members: Sequence[Member]) -> dict[Member, int]:
 
 
 def private_buffers(kind: StackKind, steps: int, silos: int, rows: int, device: torch.device) -> PhaseInputs:
-    """Room for a usual window."""
+    """Memory for a window of usual length, which recorded programs read their inputs from."""
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(steps, silos, *shape, dtype=dtype, device=device)

@@ -105,6 +105,8 @@ class ClippedPhase:
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
         if self._probe.quick:
+            # Taps are zeros that are added to what layers put out. Rows do not meet in a layer, so one backward pass
+            # gives each example's gradient at its own outputs; with the inputs these are its gradients, as factors.
             leaves = {name: weights[name].detach().requires_grad_() for name in self._open}
             silos, rows = mask.shape
             taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
@@ -233,12 +235,12 @@ class PrivateProgram(StackProgram):
             self._source = DeviceNoise(members, self._secrets, self._round, list(self._drawn.values()), self._device)
 
     def schedule(self, members: Sequence[Member], round: int) -> Stretches:
-        """Poisson batches."""
+        """Poisson batches for the members of a chunk: who is drawn in each step, and where each record lies."""
         return PrivateSchedule(self._stack, self._rows, members, self._secrets, round)
 
     @property
     def numbers_per_step(self) -> int:
-        """That of Poisson batches, with what it takes to draw them."""
+        """How many numbers a window of Poisson batches holds for each step, with what it takes to draw them."""
         units = max(member.plan.units for member in self._stack.members)
         return private_numbers_per_step(self._stack.kind, units, max(self._rows.values()))
 
@@ -283,6 +285,7 @@ class PrivateProgram(StackProgram):
         own = {name.removeprefix(NOISE): tensor for name, tensor in only.items()}
         group = self._public_group[:silos]
         mask, shape = torch.ones(group.shape, device=self._device), self._stack.table.records.shape
+        # A single zero that looks like records of the right shape: there is nothing to gather, and nothing to hold.
         x = torch.zeros((), device=self._device).expand(*group.shape, *shape)
         columns = {"x": x, "y": torch.full_like(group, UNLABELLED), "group": group, "mask": mask}
         leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}

@@ -18,7 +18,7 @@ class RecordTable(Protocol):
 
     @property
     def records(self) -> Records:
-        """End to end."""
+        """All of them end to end; rows of a batch are numbers into this."""
         ...
 
     def reserve(self, silos: int) -> None:
@@ -47,7 +47,7 @@ class WholeTable:
         """There is room for everybody."""
 
     def hold(self, silos: Sequence[Silo]) -> list[int]:
-        """Where each silo's begin."""
+        """Nothing need be sent; says where each silo's records begin."""
         return [self.places[silo] for silo in silos]
 
 
@@ -79,7 +79,7 @@ class ChunkTable:
         wanted = list(dict.fromkeys(silos))
         if wanted != list(self._held):
             self._held = dict(zip(wanted, itertools.accumulate(map(len, wanted), initial=0), strict=False))
-            places = self.records.columns()
+            places = self.records.columns()  # written in place: a recorded program goes on reading these addresses
             for silo, offset in self._held.items():
                 for name, column in silo.train.columns().items():
                     places[name][offset : offset + len(silo)] = column

@@ -57,13 +57,13 @@ class Runner(Protocol):
 
 
 class PlainRunner:
-    """Step by step."""
+    """Runs a window's steps one after the other, each launched from Python."""
 
     def __init__(self, program: StackProgram, precision: Precision) -> None:
         self._program, self._precision = program, precision
 
     def prepare(self, counts: list[int], round: int) -> None:
-        """Nothing to prepare."""
+        """Nothing need be recorded."""
 
     def run(self, window: Window) -> None:
         """All steps of a window."""
@@ -94,7 +94,7 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Makes recordings."""
+    """Makes a recording of a step, such as a CUDA graph."""
 
     def __call__(self, warm_up: Callable[[], None], step: Callable[[], None], beside: Any) -> Recording:
         """Record ``step`` after ``warm_up``; it may share memory with an earlier recording, ``beside``."""
@@ -102,7 +102,7 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """Makes CUDA graphs."""
+    """Records steps as CUDA graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -202,6 +202,7 @@ class GraphRunner:
             return self._record(warm_up, lambda: self._step(silos), next(iter(self._recordings.values()), None))
 
     def _step(self, silos: int) -> None:
+        # Which step it is stands on the device and is counted there: a recording repeats any number that Python gave.
         def now(tensor: Tensor) -> Tensor:
             return tensor[:, :silos].index_select(0, self._counter).squeeze(0)
 

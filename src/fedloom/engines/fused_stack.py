@@ -36,7 +36,7 @@ class Member:
 
     @property
     def silo(self) -> Silo:
-        """Who it is."""
+        """The silo itself, with its records."""
         return self.trainer.federation.silos[self.index]
 
     @cached_property

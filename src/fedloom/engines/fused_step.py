@@ -60,7 +60,7 @@ def batched_losses(
 def tapped_losses(
     model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision, watched: Sequence[str]
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors, Sequence[Tensor]], tuple[Tensor, Tensors, list[Tensor]]]:
-    """The same with taps at the outputs of the layers that own the ``watched`` parameters, and what went into those."""
+    """Those losses with taps at the outputs of the layers of ``watched`` parameters, and what went into these."""
     lending, watch = Lending(model, phase.objective), Watch(model, watched)
     watch.__enter__()  # once and for all: a compiler does not follow hooks that come and go
 
@@ -125,7 +125,7 @@ def evaluation(
 
 
 def quickened(function: Callable[P, R]) -> Callable[P, R]:
-    """The same, compiled when it is first called."""
+    """The function, compiled when it is first called."""
     fast = torch.compile(function, dynamic=False)
 
     def quick(*arguments: P.args, **named: P.kwargs) -> R:

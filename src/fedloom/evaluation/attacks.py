@@ -65,7 +65,7 @@ class Target:
         return torch.nonzero((records.group == kind.group) & (self.conditions(records) == kind.condition)).flatten()
 
     def generate(self, noise: Mapping[str, Tensor], kind: SampleKind) -> Tensor:
-        """Outputs of one kind."""
+        """Outputs for such noise, all of one group and one condition."""
         rows = len(next(iter(noise.values())))
         group, condition = (torch.full((rows,), number, device=self.device) for number in kind)
         return self.pathway.generate(self.model, SampleInputs(noise, group, condition))

@@ -30,7 +30,7 @@ def class_variance(evaluation: Evaluation) -> Values:
 
 
 def _variance(rows: Tensor) -> float:
-    """Summed over dimensions."""
+    """The variance about the mean, summed over dimensions."""
     return rows.to(torch.float64).var(dim=0).sum().item()
 
 

@@ -17,7 +17,7 @@ from fedloom.sharing.plan import BlockKey, Down, Tensors
 
 @dataclass(frozen=True)
 class SiloCost:
-    """One silo's traffic."""
+    """What one silo sends and receives in a round, in bytes."""
 
     rounds: int  # in which it took part
     bytes_up: int  # all rounds together, from the egress log

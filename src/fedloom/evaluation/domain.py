@@ -71,7 +71,7 @@ class DomainClassifier:
         return cls(network.eval().requires_grad_(False), x.device)
 
     def to(self, device: torch.device) -> DomainClassifier:
-        """The same classifier elsewhere; it is fitted on the CPU, so that devices share one yardstick."""
+        """Move the classifier to a device; it is fitted on the CPU, so that devices share one yardstick."""
         return DomainClassifier(self.network.to(device), device)
 
     @torch.inference_mode()
@@ -127,7 +127,7 @@ class _Standardise(nn.Module):
 
 
 def _of_numbers(x: Tensor, groups: int) -> nn.Module:
-    """One hidden layer."""
+    """A classifier of vectors, with one hidden layer."""
     width = math.prod(x.shape[1:])
     hidden = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, groups))
     return nn.Sequential(nn.Flatten(), _Standardise(x.flatten(1)), hidden)

@@ -116,7 +116,7 @@ def reconstructions(model: VAE, x: Tensor, group: Tensor) -> Tensor:
 
 @torch.no_grad()
 def codes(model: VAE, x: Tensor, group: Tensor) -> Tensor:
-    """The encoder's mean."""
+    """The posterior's mean for each record, its code where one vector must stand for it."""
     return torch.cat([model.encode(rows, groups).mean for rows, groups in _batches(x, group)])
 
 

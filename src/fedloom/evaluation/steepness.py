@@ -31,7 +31,7 @@ def lipschitz(evaluation: Evaluation) -> Values:
 
 
 def _certified(model: VAE) -> float:
-    """Of the steepest branch, if there are several."""
+    """The bound that the layers' norms certify; that of the steepest branch, if there are several."""
     decoder = model.decoder
     branches = list(decoder.branches.values()) if isinstance(decoder, Routed) else [decoder]
     return max(map(certified_constant, branches)) * model.likelihood.steepness

@@ -48,7 +48,7 @@ class Evaluator:
 
     @cached_property
     def real(self) -> Real:
-        """The real side."""
+        """Real records and their features, found once for all evaluations of a run."""
         return Real(self.federation, self.config, self.streams, self.device)
 
     def evaluation(

@@ -102,7 +102,7 @@ class Release:
 
     @property
     def name(self) -> str:
-        """The payload's."""
+        """The name of its payload, under which the server finds it and ``privacy.shares`` speaks of it."""
         return self.payload.name
 
     def rounds(self, attended: tuple[int, ...]) -> tuple[int, ...]:

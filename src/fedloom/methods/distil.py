@@ -43,7 +43,7 @@ class Distil(ServerStep):
 
     @property
     def teachers(self) -> Teachers:
-        """Whom the server samples."""
+        """The generators that the server samples, as its settings choose them."""
         return Teachers(self.method, self.settings)
 
     @property

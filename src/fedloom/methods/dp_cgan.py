@@ -34,7 +34,7 @@ class DPCGANOptions(LabelOptions):
 
 
 def build(setting: Setting, options: DPCGANOptions, _: Site) -> ConditionalGAN:
-    """Fresh weights."""
+    """Generator and discriminator with fresh weights, both told the class."""
     width, classes, latent = setting.shape[0], len(setting.classes), setting.config.model.latent
     return ConditionalGAN(
         Told(latent, options.generator_hidden, width, classes), Told(width, options.discriminator_hidden, 1, classes)
@@ -42,7 +42,7 @@ def build(setting: Setting, options: DPCGANOptions, _: Site) -> ConditionalGAN:
 
 
 def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
-    """The generator's vectors."""
+    """The vectors that the generator makes of noise and class."""
     assert isinstance(model, ConditionalGAN)
     return model.generate(inputs.noise["z"], inputs.condition)
 

@@ -43,7 +43,7 @@ class DPCVAEOptions(LabelOptions):
 
 
 def build(setting: Setting, options: DPCVAEOptions, _: Site) -> ConditionalVAE:
-    """Fresh weights."""
+    """Encoder, decoder and prior with fresh weights."""
     model, width, classes = setting.config.model, setting.shape[0], len(setting.classes)
     scales = {"unit": 0, "learned": 1, "class": classes}[options.prior_variance]
     decoder = TellingDecoder(model.latent, model.hidden[::-1], width, classes, scales)

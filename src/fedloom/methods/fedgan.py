@@ -47,7 +47,7 @@ class BuildGAN:
     plan: SharingPlan
 
     def __call__(self, site: Site) -> GAN:
-        """Fresh weights."""
+        """Both networks with fresh weights, per group where the plan says so."""
         model, shape = self.setting.model_at(site.name), self.setting.shape
         return GAN(
             branched(self.plan, "generator", site, lambda _: dcgan_generator(model, shape)),
@@ -56,7 +56,7 @@ class BuildGAN:
 
 
 def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
-    """The generator's images."""
+    """The images that the generator makes of noise."""
     assert isinstance(model, GAN)
     return model.generate(inputs.noise["z1"], inputs.group)
 

@@ -18,7 +18,7 @@ from fedloom.sharing.plan import GLOBAL
 
 @dataclass(frozen=True, kw_only=True)
 class FedProxOptions:
-    """``weight`` is mu."""
+    """``weight`` is mu, how strongly a silo is held to what it received."""
 
     weight: float = field(default=1.0, metadata=at_least(0))
 

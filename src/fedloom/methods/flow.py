@@ -32,7 +32,7 @@ class FlowOptions(LabelOptions):
 
 
 def build(setting: Setting, _: Site) -> ConditionalFlow:
-    """Fresh weights."""
+    """A velocity network with fresh weights, told time and class."""
     width = setting.shape[0]
     return ConditionalFlow(Told(width + 1, setting.config.model.hidden, width, len(setting.classes)))
 

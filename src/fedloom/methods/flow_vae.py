@@ -50,7 +50,7 @@ class BuildFlowVAE(BuildVAE):
     options: FlowVAEOptions = field(default_factory=FlowVAEOptions)
 
     def __call__(self, site: Site) -> FlowVAE:
-        """Fresh weights."""
+        """The VAE, then the flow of its latents, and a refiner where one is asked for; all weights fresh."""
         vae = super().__call__(site)
         flow = branched(
             self.plan, "flow", site, lambda _: Velocity(self.setting.config.model.latent, self.options.flow)

@@ -39,7 +39,7 @@ class LinearHeadOptions:
 
 
 def build(setting: Setting, _: Site) -> LinearHead:
-    """Fresh weights."""
+    """A linear layer from embedding to classes with fresh weights."""
     return LinearHead(setting.shape[0], len(setting.classes))
 
 

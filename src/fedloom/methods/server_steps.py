@@ -34,7 +34,7 @@ class ModelsBySite:
     server: Callable[[Site], nn.Module]
 
     def __call__(self, site: Site) -> nn.Module:
-        """Fresh weights."""
+        """The model of a site, with fresh weights."""
         return (self.server if site.name == "server" else self.silos)(site)
 
 

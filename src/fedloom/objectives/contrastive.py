@@ -36,7 +36,7 @@ class Contrastive:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """A draw for each model."""
+        """One draw of z for each model: the silo's own, the received one, and each that the silo remembers."""
         latent = self.elbo.latent
         return {**self.elbo.noise, "received": (latent,), "earlier": (self.earlier, latent)}
 

@@ -30,7 +30,7 @@ class ConditionalElbo:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """One draw of z."""
+        """The draw of z from the encoder's posterior."""
         return {"z": (self.latent,)}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
@@ -67,7 +67,7 @@ class ConditionalDreams:
         return {"label": (), "z": (self.latent,), "x": (self.width,)}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
-        """For each dreamt example."""
+        """How unlikely the encoder finds the latent that each example was made from."""
         assert isinstance(model, ConditionalVAE)
         label = drawn_labels(step.noise["label"], self.classes)
         z = model.prior(label).sample(step.noise["z"])
@@ -88,7 +88,7 @@ class ConditionalAdversarial:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """A latent and a label."""
+        """What the fake is made from: a latent, and a normal number that becomes its label."""
         return {"z": (self.latent,), "label": ()}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
@@ -135,7 +135,7 @@ class CrossEntropy:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """None."""
+        """Nothing is drawn: the head sees the records themselves."""
         return {}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:

@@ -66,7 +66,7 @@ def columns_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def batch_of_columns(columns: Columns) -> Batch:
-    """What an objective sees."""
+    """The batch that has these columns; those of no column are None."""
     return Batch(
         x=columns["x"],
         y=columns["y"],

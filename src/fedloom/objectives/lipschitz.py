@@ -68,7 +68,7 @@ class WithPenalty:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """What both need."""
+        """The objective's noise, and the penalty's under other names."""
         return {**self.objective.noise, **self.penalty.noise(self.objective.noise["z1"])}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:

@@ -19,7 +19,7 @@ class Evidence:
     noise: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
-        """For each example."""
+        """The surprise at each example; there is no bound and nothing to sample."""
         assert isinstance(model, LinearVAE)
         return Losses(model.surprise(step.batch.x, step.batch.group), {})
 
@@ -41,7 +41,7 @@ class Dreams:
         return {"dream": (self.latent,), "pixels": self.shape}
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
-        """For each dreamt example."""
+        """How unlikely the encoder finds the latent that each example was made from."""
         assert isinstance(model, VAE)
         mean = model.prior_mean(step.batch.group)
         z = mean + step.noise["dream"][..., : mean.shape[-1]]

@@ -23,7 +23,7 @@ class Proximal:
 
     @property
     def noise(self) -> Mapping[str, tuple[int, ...]]:
-        """That of the objective."""
+        """What the objective draws; the term itself draws nothing."""
         return self.objective.noise
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:

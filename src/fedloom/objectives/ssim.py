@@ -18,6 +18,7 @@ def similarity(a: Tensor, b: Tensor) -> Tensor:
     kernel = kernel / kernel.sum()
     window = torch.outer(kernel, kernel).expand(channels, 1, WINDOW, WINDOW)
 
+    # Windows that would reach over an edge are left out, as in the original: there is no padding.
     def local_mean(image: Tensor) -> Tensor:
         return functional.conv2d(image, window, groups=channels)
 

@@ -49,6 +49,7 @@ class Rows:
 
     def scaled(self, factors: Tensor) -> Tensor:
         """Each example times its factor; those of factor 0 do not count, whatever they are."""
+        # Kept for the next parameter with this factor: a weight and its bias ask with the very same tensor.
         if self._scaled is None or self._scaled[0] is not factors:
             self._scaled = factors, torch.nan_to_num(factors[:, None, None] * self.values, nan=0.0)
         return self._scaled[1]
@@ -104,6 +105,9 @@ class Outer:
             return self.left.norms * self.right.norms
         if self._bulky:
             return self.written_out().norms()
+        # The square of the norm of sum_i l_i r_i' is sum_ij (l_i . l_j)(r_i . r_j): two matrices of places by places.
+        # No norm is longer than ``size``; a float32 sum over rows and places is rounded by a share of that even where
+        # the products cancel, so that share is added, in squares.
         size = (_norms(left, 2) * _norms(right, 2)).sum(dim=1)
         rounding = max(ROUNDING, (2 * len(left) * left.shape[-2] * UNIT) ** 2)
         left, right = left.double(), right.double()
@@ -180,6 +184,8 @@ def by_subject(forms: Mapping[str, Form], subject: Tensor, mask: Tensor) -> tupl
     A subject has its sum in the row of its first record; the other rows do not count.
     """
     real = mask > 0
+    # own[b, c]: row c is real and of row b's subject; argmax finds the first such c. Padding finds row 0 where it finds
+    # none, which changes nothing: its gradient is zero and its mask 0.
     own = (subject.unsqueeze(1) == subject) & real
     first = own.to(torch.int32).argmax(dim=1)
     summed: dict[str, Form] = {}

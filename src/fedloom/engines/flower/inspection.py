@@ -38,7 +38,7 @@ class Inspection:
 
     @property
     def method(self) -> Method:
-        """The experiment's."""
+        """The experiment's method, whose plan says what may come."""
         return self.trainer.method
 
     @cached_property
