@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli import app
+from fedloom.experiment import train
+from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from plugins import install
-from support import tiny_config
+from support import equal_bits, tiny_config
 
 TEMPLATE = Path(__file__).parents[1] / "examples" / "plugin"
 NAMES = ["local_encoders", "looms.local_encoders:RECIPE"]
@@ -88,6 +90,25 @@ def test_lists_say_which_package_a_plug_in_comes_from(installed: Path) -> None:
     assert methods["local_encoders"] == "every silo its own encoder, one decoder for all (from looms==0.1.0)"
     assert priors["circle"] == "groups on a circle in the first two coordinates (from looms==0.1.0)"
     assert not any("(from" in summary for name, summary in methods.items() if name != "local_encoders")
+
+
+STANDSTILL = """\
+from dataclasses import replace
+
+from fedloom.methods.server_steps import StepRule
+from fedloom.methods.steps import ServerStep
+
+RULE = StepRule("takes nothing over", lambda method, setting: replace(method, server_step=ServerStep()))
+"""
+
+
+def test_a_server_step_of_another_package_decides_what_is_kept(plugin_folder: Path, tmp_path: Path) -> None:
+    install(plugin_folder, "standstill", "1.0", STANDSTILL, {"fedloom.server_steps": {"still": "RULE"}})
+    assert json.loads(called("list", "server-steps", "--json"))["still"] == "takes nothing over (from standstill==1.0)"
+    for step, stays in (("still", True), ("mean", False)):
+        train(tiny_config(f"server.step={step}"), tmp_path / step)
+        first, second = (load_checkpoint(tmp_path / step, number).server for number in (1, 2))
+        assert equal_bits(first, second) == stays
 
 
 BROKEN = "cannot be imported from 'torn:RECIPE' (ModuleNotFoundError: No module named 'no_such_thing')"

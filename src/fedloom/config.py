@@ -173,7 +173,8 @@ class ServerConfig:
 
     # "mean": average by scope. "distil": train on samples of the decoders that silos send. "mean+distil": both, on
     # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
-    step: Literal["auto", "mean", "distil", "mean+distil"] = "auto"
+    # 'fedloom list server-steps' names them, with those of plug-ins.
+    step: str = "auto"
     merge: MergeConfig = field(default_factory=MergeConfig, metadata=LATER)
     trains: Literal["own", "merged"] = "own"  # a model of the server's own, or the average, which then goes down
     teachers: Literal["averages", "silos"] = "averages"  # after averaging: sample the averages, or what each silo sent

@@ -297,6 +297,8 @@ PLUGINS = {"methods": ["shuttle", "looms:RECIPE", "fissionvae", "os:system", "fe
         ("method.prior=looms:THREES", "prior 'looms:THREES'"),
         ("method.prior=antigravity:fly", "prior 'antigravity:fly'"),
         ("model.network=antigravity:fly", "network 'antigravity:fly'"),
+        ("server.step=antigravity:fly", "server step 'antigravity:fly'"),
+        ("server.merge.name=antigravity:fly", "merge 'antigravity:fly'"),
     ],
 )
 def test_a_silo_imports_no_plug_in_that_its_operator_does_not_name(

@@ -26,6 +26,7 @@ class Listed(StrEnum):
     PARTITIONS = "partitions"
     NETWORKS = "networks"
     PRIORS = "priors"
+    SERVER_STEPS = "server-steps"
     MERGES = "merges"
     METRICS = "metrics"
     TABLES = "tables"
@@ -73,6 +74,12 @@ def _priors() -> dict[str, str]:
     return listing(PRIORS, lambda prior: prior.summary)
 
 
+def _server_steps() -> dict[str, str]:
+    from fedloom.methods.server_steps import SERVER_STEPS
+
+    return listing(SERVER_STEPS, lambda rule: rule.summary)
+
+
 def _merges() -> dict[str, str]:
     from fedloom.sharing.merges import MERGES
 
@@ -98,6 +105,7 @@ LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
     Listed.PARTITIONS: _partitions,
     Listed.NETWORKS: _networks,
     Listed.PRIORS: _priors,
+    Listed.SERVER_STEPS: _server_steps,
     Listed.MERGES: _merges,
     Listed.METRICS: _metrics,
     Listed.TABLES: _tables,

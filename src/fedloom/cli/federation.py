@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, unknown
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +51,8 @@ def init(
     if modality:
         from fedloom.modalities.base import MODALITIES
 
-        MODALITIES.get(modality, "--modality")
+        if modality not in MODALITIES:  # silos follow no import path that a charter gives them
+            raise ConfigError("--modality: " + unknown("modality", modality, MODALITIES))
     charter = Charter(
         name=name or folder.resolve().name.lower(),
         address=address,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from fedloom.methods.steps import Steps
 from fedloom.methods.teachers import Teachers
 from fedloom.methods.vaes import BuildVAE, flat_pathways, latent_sizes
 from fedloom.objectives.elbo import Elbo
+from fedloom.registry import Registry
 from fedloom.settings import parse
 from fedloom.sharing.aggregation import Aggregator, Merge
 from fedloom.sharing.merges import MERGES
@@ -58,34 +60,48 @@ def with_aggregator(method: Method, config: Config) -> Method:
     return replace(method, aggregator=Aggregator(merge, weights))
 
 
+@dataclass(frozen=True)
+class StepRule:
+    """A value of ``server.step``: a line about it, and what it makes of a method."""
+
+    summary: str
+    apply: Callable[[Method, Setting], Method]
+
+
 def with_server_step(method: Method, setting: Setting) -> Method:
     """The method with the server step that the configuration asks for."""
-    settings, plan = setting.config.server, method.plan
-    source = next(iter(method.pathways.values()), None)
-    needed = source.blocks if source else ()
-    averaged = plan.merged
-    step = settings.step
-    if source is not None and source.labelled and "distil" in step:
+    return SERVER_STEPS.get(setting.config.server.step, "server.step").apply(method, setting)
+
+
+def _by_plan(method: Method, setting: Setting) -> Method:
+    plan = method.plan
+    sent = any(plan.blocks[block].up and plan.blocks[block].scope is Scope.SILO for block in _needed(method))
+    return _distilling(method, setting, averages=False) if sent and not plan.merged else method
+
+
+def _needed(method: Method) -> tuple[str, ...]:
+    """The blocks that its default way to generate uses; none where it does not generate."""
+    return next((pathway.blocks for pathway in method.pathways.values()), ())
+
+
+def _check_step(method: Method, *, averages: bool) -> None:
+    step = "mean+distil" if averages else "distil"
+    if next((pathway.labelled for pathway in method.pathways.values()), False):
         raise ConfigError(f"server.step = '{step}' is not built for decoders that are told the class")
-    if step == "auto":
-        sent = any(plan.blocks[block].up and plan.blocks[block].scope is Scope.SILO for block in needed)
-        step = "distil" if sent and not averaged else "mean"
-    if step == "mean":
-        return method
-    for block in needed:
-        if not plan.blocks[block].up:
+    for block in _needed(method):
+        if not method.plan.blocks[block].up:
             raise ConfigError(f"server.step = '{step}' samples the block '{block}', which the silos do not send")
-    if step == "distil" and averaged:
+    if method.plan.merged and not averages:
         raise ConfigError(
-            f"server.step = 'distil' averages nothing, but the silos share the average of '{averaged[0]}'; "
+            f"server.step = 'distil' averages nothing, but the silos share the average of '{method.plan.merged[0]}'; "
             "use 'mean+distil', or sharing.scopes"
         )
-    return _distilling(method, setting, averages=step == "mean+distil")
 
 
 def _distilling(method: Method, setting: Setting, *, averages: bool) -> Method:
     settings, config = setting.config.server, setting.config
     own = settings.trains == "own"
+    _check_step(method, averages=averages)
     _check_settings(method, setting, averages=averages)
     model = config.model
     if not _taken_over(method, settings):
@@ -147,3 +163,12 @@ def _check_settings(method: Method, setting: Setting, *, averages: bool) -> None
             "server.targets = 'samples' of Gaussian decoders lie outside [0, 1], which server.model.likelihood = "
             "'bernoulli' cannot describe; use 'gaussian'"
         )
+
+
+_OWN = {
+    "auto": StepRule("'mean', or 'distil' where the sharing plan leaves nothing to average", _by_plan),
+    "mean": StepRule("average by scope", lambda method, _: method),
+    "distil": StepRule("train on samples of the decoders that silos send", partial(_distilling, averages=False)),
+    "mean+distil": StepRule("both, on samples of what was averaged too", partial(_distilling, averages=True)),
+}
+SERVER_STEPS: Registry[StepRule] = Registry("server step", "fedloom.server_steps", StepRule, lambda: _OWN)
