@@ -68,6 +68,13 @@ def test_a_line_has_the_coordinates_of_its_points() -> None:
     assert ">round</text>" in svg
 
 
+def test_an_upright_name_is_as_long_as_there_is_room() -> None:
+    svg = line_chart("losses", [Series("", [(1, 0.0), (2, 1.0)])], "x" * 35)
+    assert f">{'x' * 33}…</text>" in svg
+    assert hover(svg)[0][2] == f"round 1\n{'x' * 35}: 0"
+    assert f">{'x' * 34}</text>" in line_chart("losses", [Series("", [(1, 0.0), (2, 1.0)])], "x" * 34)
+
+
 @pytest.mark.parametrize("hole", [None, math.nan, math.inf, 1e301])
 def test_a_value_without_a_place_is_a_gap(hole: float | None) -> None:
     points = [(1, 0.0), (2, 10.0), (3, hole), (4, 10.0), (5, 0.0)]

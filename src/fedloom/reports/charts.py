@@ -20,6 +20,7 @@ COLOURS, STYLES = 8, 3  # classes c0..c7 of the style sheet, then again with ano
 PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 TICKS = 4
 LARGEST = 1e300  # beyond it differences overflow; such a value is left out like one that is not finite
+UPRIGHT = 34  # letters that an upright name has room for; the caption has all of it
 EDGE = 2  # room for the outline of a box
 MARKED = 15  # up to so many points a line shows each of them
 NICE_STEPS = (1, 2, 2.5, 5, 10)
@@ -139,7 +140,9 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
     xs = sorted({x for x, _ in known})
     across = AxisScale(xs[0], xs[-1], LINES.left, LINES.right)
     up = AxisScale(steps[0], steps[-1], LINES.bottom, LINES.top)
-    axes = Axes(LINES, _ticks(whole_ticks(xs[0], xs[-1]), across), _ticks(steps, up), x_label, y_label)
+    axes = Axes(
+        LINES, _ticks(whole_ticks(xs[0], xs[-1]), across), _ticks(steps, up), x_label, _shortened(y_label, UPRIGHT)
+    )
     named = [(one.name or y_label, dict(one.points)) for one in series]
     texts = (
         "\n".join([f"{x_label} {x:g}", *(f"{name}: {number(found[x])}" for name, found in named if x in found)])
