@@ -19,7 +19,7 @@ from engines.one_answer import LARGER, PRIVATE, UNEQUAL, assert_one_answer, conf
 from fedloom.config import Config, LocalConfig
 from fedloom.engines.base import Job
 from fedloom.engines.fused import FusedOptions
-from fedloom.engines.optimizers import LocalOptimizer, adam_of_stack, shortened
+from fedloom.engines.optimizers import LocalOptimizer, adam_of_stack, gradients_of_mean, shortened
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError
 from fedloom.experiment import load, resume, train
@@ -251,3 +251,17 @@ def test_an_experiment_without_later_settings_is_the_one_that_it_was() -> None:
     assert Config().digest() == "23edeec49e30aad97fc532deba29976c549b7fa3465613547ec41f39f0462b11"
     assert tiny_config("local.clip_norm=1").digest() != tiny_config().digest()
     assert tiny_config("local.schedule=cosine").digest() != tiny_config("local.warmup=1").digest()
+
+
+def test_the_plain_gradient_is_that_of_the_mean_over_real_rows() -> None:
+    """d/dw of mean((w x)^2) over x = 1, 3 is (2 w + 18 w) / 2 = 10 w; the masked row x = 100 does not exist."""
+    w = nn.Parameter(torch.tensor(2.0))
+    values, mask = (w * torch.tensor([1.0, 100.0, 3.0])) ** 2, torch.tensor([1.0, 0.0, 1.0])
+    (gradient,) = gradients_of_mean(values, mask, [w])
+    assert gradient.item() == 20
+
+
+def test_a_parameter_that_the_losses_do_not_reach_gets_zeros() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    gradients = gradients_of_mean(used.sum().expand(4), torch.ones(4), [used, unused])
+    assert [gradient.tolist() for gradient in gradients] == [[1, 1], [0, 0, 0]]

@@ -1,12 +1,11 @@
-"""Four tiny methods that lean on the seams which later methods need; at module level, so that workers can load them.
+"""Three tiny methods that lean on the seams which later methods need; at module level, so that workers can load them.
 
 They are made for records of WIDTH numbers in [0, 1] in two groups, and use nothing but the public parts of a method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from fedloom.models.networks import Flat
 from fedloom.models.vae import VAE
 from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.elbo import Elbo
-from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import GLOBAL, SERVER, SILO, UPLOAD, BlockKey, SharingPlan
 from fedloom.streams import Streams
 
@@ -174,28 +172,3 @@ def distillation() -> Method:
         server_step=Distil(),
         pathways={"z": Pathway({"z": (LATENT,)}, from_student, "noise -> x", ("student",))},
     )
-
-
-# A mechanism that looks at every example and changes nothing.
-
-
-@dataclass(frozen=True)
-class Onlooker:
-    """Takes each example's own gradient, as DP-SGD would to clip it, then gives back the plain gradient."""
-
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    worst_difference: list[float] = field(default_factory=list)
-
-    @property
-    def guarantee(self) -> str:
-        return "no DP guarantee"
-
-    def gradients(self, values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        self.shapes.append(tuple(values.shape))
-        rows = [torch.autograd.grad(value, parameters, retain_graph=True) for value in values]
-        plain = NoPrivacy().gradients(values, mask, parameters)
-        means = [
-            sum(m * g for m, g in zip(mask, column, strict=True)) / mask.sum() for column in zip(*rows, strict=True)
-        ]
-        self.worst_difference.append(max(float((m - p).abs().max()) for m, p in zip(means, plain, strict=True)))
-        return plain

@@ -154,22 +154,3 @@ class TestDistillation:
         one, two = load_checkpoint(tmp_path / "one"), load_checkpoint(tmp_path / "two")
         assert equal_bits(one.server, two.server)
         assert logged(tmp_path / "one") == logged(tmp_path / "two")
-
-
-class TestOnlooker:
-    def test_it_sees_one_value_per_example_and_changes_nothing(self, tmp_path: Path) -> None:
-        method, onlooker = probes.private_encoder(), probes.Onlooker()
-        run(method, tmp_path / "plain")
-        run(replace(method, mechanism=onlooker), tmp_path / "watched")
-        assert_same_run(tmp_path / "plain", tmp_path / "watched")
-        in_a_round = [(16,), (4,), (16,), (16,), (5,), (10,)]
-        assert onlooker.shapes[-18:] == in_a_round * 3
-        assert max(onlooker.worst_difference) < 1e-5
-
-    def test_phases_that_touch_no_records_go_past_it(self) -> None:
-        onlooker = probes.Onlooker()
-        start, after = after_a_round(replace(probes.gan(), mechanism=onlooker))
-        assert onlooker.shapes == [(16,), (4,), (16,), (16,), (5,), (10,)]
-        _, plain = after_a_round(probes.gan())
-        assert moved(start, after) == {"generator", "discriminator"}
-        assert moved(plain, after) == set()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.federation.records import Batch
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.gaussian import DiagonalGaussian
@@ -16,7 +17,6 @@ from fedloom.models.networks import Flat
 from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
-from fedloom.privacy.mechanism import NoPrivacy
 from objectives.test_elbo import CONTEXT, batch_of_seven
 
 PLACES, TEMPERATURE = 3, 0.5
@@ -51,7 +51,7 @@ def gradients(filled: int, weight: float) -> list[Tensor]:
     model = remembering_vae(filled)
     losses, batch, _, _ = evaluated(model, weight)
     trained = [p for name, p in model.named_parameters() if not name.startswith("history.")]
-    return list(NoPrivacy().gradients(losses.total, batch.mask, trained))
+    return list(gradients_of_mean(losses.total, batch.mask, trained))
 
 
 def test_the_weight_scales_the_gradient_of_the_term() -> None:

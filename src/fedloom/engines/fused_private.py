@@ -35,6 +35,7 @@ from fedloom.engines.fused_step import (
     written_out,
 )
 from fedloom.engines.fused_support import PhaseTrial
+from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.training import BOUND, parameters_of
 from fedloom.federation.records import UNLABELLED
@@ -42,7 +43,6 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
-from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import StreamNoise
 from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
@@ -291,7 +291,7 @@ class PrivateProgram(StackProgram):
         leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
         losses, terms = self._open_losses[number]({**weights, **leaves}, columns, own, received)
         means = torch.stack([losses.detach(), *(term.detach() for term in terms.values())]).mean(dim=-1)
-        return NoPrivacy().gradients(losses, mask, list(leaves.values())), means
+        return gradients_of_mean(losses, mask, list(leaves.values())), means
 
     def kept(self, silos: int) -> list[SiloState]:
         """Also a bound that is searched for."""

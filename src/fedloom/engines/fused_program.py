@@ -14,11 +14,10 @@ from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Precision, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import PhaseTrial
-from fedloom.engines.optimizers import LocalOptimizer
+from fedloom.engines.optimizers import LocalOptimizer, gradients_of_mean
 from fedloom.engines.training import MODEL, OPTIMIZER
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import fresh_blocks, unchanged
-from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Tensors
@@ -128,13 +127,11 @@ class StackProgram:
         index, mask, noise = inputs
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
-        for number, phase in enumerate(self._phases):
+        for number in range(len(self._phases)):
             weights = self._lent(silos)
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
             losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
-            mechanism = self._stack.kind.mechanism if phase.touches_records else NoPrivacy()
-            gradients = mechanism.gradients(losses, mask, list(leaves.values()))
-            self._optimizers[number].step(silos, gradients)
+            self._optimizers[number].step(silos, gradients_of_mean(losses, mask, list(leaves.values())))
             self._sums[number][:, :silos].add_(means)
 
     def _lent(self, silos: int) -> Tensors:

@@ -18,7 +18,6 @@ from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.mechanism import Mechanism
 from fedloom.privacy.planning import CLIPPINGS, SiloPlan
 from fedloom.sharing.plan import Down, Tensors
 
@@ -67,7 +66,6 @@ class StackKind:
     architecture: str
     columns: tuple[Any, ...]
     phases: tuple[Phase, ...]
-    mechanism: Mechanism
     sent: tuple[str, ...]  # the blocks that come down
     settle: Callable[[Tensors], Tensors]
     local: LocalConfig
@@ -136,7 +134,6 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> StackKi
         architecture=_architecture(model),
         columns=columns,
         phases=method.phases,
-        mechanism=method.mechanism,
         sent=tuple(block for block, rule in method.plan.blocks.items() if rule.down is not Down.NOTHING),
         settle=method.settle,
         local=config.local,

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedloom.engines.fused_batches import gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.engines.fused_step import WatchedContext, batched_losses, matrix_precision
+from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.engines.training import parameters_of
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -61,10 +61,9 @@ def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
     leaves = {name: state[name].requires_grad_() for name in trained}
     context = WatchedContext(RoundContext(1, stack.kind.rounds, ()))
     evaluate = batched_losses(stack.model, phase, lambda: cast("RoundContext", context), "float32")
-    mechanism = stack.kind.mechanism if phase.touches_records else NoPrivacy()
     with _culprit_named(stack.model):
         values, terms = evaluate(state, columns, noise, state)
-        gradients = mechanism.gradients(values, columns["mask"], list(leaves.values()))
+        gradients = gradients_of_mean(values, columns["mask"], list(leaves.values()))
         padded, _ = evaluate(state, _last_row_padding(columns), noise, state)
         alone, _ = evaluate(state, _without_last_row(columns), _without_last_row(noise), state)
     _check_buffers(stack.model, before, state)

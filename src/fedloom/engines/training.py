@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
-from fedloom.engines.optimizers import LocalOptimizer
+from fedloom.engines.optimizers import LocalOptimizer, gradients_of_mean
 from fedloom.engines.private_training import Learner, PrivateTraining, check_private, made_up_records, objective_noise
 from fedloom.errors import FedloomError
 from fedloom.federation.records import Batch, Federation, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
 from fedloom.objectives.base import Step
-from fedloom.privacy.mechanism import NoPrivacy
 from fedloom.privacy.noise import Moment, Randomness, StreamNoise
 from fedloom.privacy.planning import SiloPlan, unit_numbers
 from fedloom.privacy.releases import Query, SumNoise
@@ -186,9 +185,7 @@ class Trainer:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
         phase = learner.phase
         losses = phase.objective(model, step)
-        mechanism = self.method.mechanism if phase.touches_records else NoPrivacy()
-        parameters = list(learner.parameters.values())
-        learner.step(mechanism.gradients(losses.total, step.batch.mask, parameters))
+        learner.step(gradients_of_mean(losses.total, step.batch.mask, list(learner.parameters.values())))
         rows = step.batch.mask.sum()
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * step.batch.mask).sum() / rows for name, term in terms.items()}

@@ -1,4 +1,4 @@
-"""The one idea: a method is model blocks x local step x sharing plan x server step x privacy mechanism."""
+"""The one idea: a method is model blocks x local step x sharing plan x server step; any runs under any privacy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
-from fedloom.privacy.mechanism import Mechanism, NoPrivacy
 from fedloom.privacy.releases import Statistic
 from fedloom.registry import Registry, values_in
 from fedloom.settings import parse
@@ -155,7 +154,6 @@ class Method:
     phases: tuple[Phase, ...]  # none: silos train nothing
     server_step: ServerStep
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
-    mechanism: Mechanism = field(default_factory=NoPrivacy)
     releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
     aggregator: Aggregator = field(default_factory=Aggregator)  # what the server step is shown of updates
     learns_labels: bool = False  # though it may generate none

@@ -14,7 +14,7 @@ from fedloom.federation.building import describe
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
-from fedloom.privacy.summary import summarise
+from fedloom.privacy.summary import NONE, summarise
 from fedloom.reports.audits import AuditFacts, read_audit
 from fedloom.reports.downstream import DownstreamFacts, read_downstream
 from fedloom.reports.health import SiloHealth, health_of
@@ -171,7 +171,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         silos=_silos(subject.federation, egress),
         plan=_plan(method) if method else {},
         payloads={payload.name: payload.cost for payload in method.plan.payloads} if method else {},
-        guarantee=privacy.get("guarantee", method.mechanism.guarantee if method else ""),
+        guarantee=privacy.get("guarantee", NONE if method else ""),
         privacy=privacy,
         parameters=_parameters(subject.generator) if subject.generator else {},
         metrics=history,
