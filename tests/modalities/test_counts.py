@@ -20,7 +20,7 @@ from fedloom.config import Config, load_config
 from fedloom.deployment.charter import Charter, load_records
 from fedloom.errors import ConfigError, DataError
 from fedloom.experiment import Experiment, Run, load, resume, train
-from fedloom.federation.building import build_federation
+from fedloom.federation.building import build_federation, federation_from_arrays
 from fedloom.modalities.base import MODALITIES
 from fedloom.release.export import export, load_generators
 from fedloom.release.synthesis import SynthesisOrder, synthesize
@@ -105,6 +105,22 @@ def test_it_is_measured_shown_and_reported(run: Run, tmp_path: Path) -> None:
     panels = json.loads((tmp_path / "report.json").read_text())["runs"][0]["panels"]
     for name in ("reconstructions", "interpolations", "latent-space", "nearest-neighbours"):
         assert panels[name]["missing"] == ""
+
+
+def test_what_is_older_than_modalities_is_known_by_its_shape(data: Path, tmp_path: Path) -> None:
+    config = config_of(data, "method.name=fedvae", "rounds=1", "model.likelihood=auto", "evaluation.metrics=[]")
+    x = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    made = train(config, tmp_path / "run", federation_from_arrays({"a": x}))
+    sample = made.sample(3, group="all")
+    index = tmp_path / "run" / "checkpoints" / "round-0001" / "index.json"
+    facts = json.loads(index.read_text())
+    assert facts["setting"].pop("modality") == "image"
+    index.write_text(json.dumps(facts))
+    generator = load(tmp_path / "run").generator()
+    assert generator.kind == "image"
+    assert torch.equal(generator.sample(3, group="all"), sample)
+    charter = Charter.of({"name": "f", "address": "f:1", "silos": {"a": "ct"}, "shape": [1, 4, 4]})
+    assert charter.at_the_server().modality is MODALITIES["image"]
 
 
 def test_what_makes_no_sense_of_it_is_named(data: Path) -> None:

@@ -21,6 +21,7 @@ class Listed(StrEnum):
     """What can be listed."""
 
     METHODS = "methods"
+    MODALITIES = "modalities"
     PRESETS = "presets"
     DATASETS = "datasets"
     PARTITIONS = "partitions"
@@ -44,6 +45,12 @@ def _methods() -> dict[str, str]:
     from fedloom.methods.base import METHODS
 
     return listing(METHODS, lambda recipe: recipe.summary)
+
+
+def _modalities() -> dict[str, str]:
+    from fedloom.modalities.base import MODALITIES
+
+    return listing(MODALITIES, lambda found: f"{found.plural}; likelihoods {', '.join(found.likelihoods)}")
 
 
 def _presets() -> dict[str, str]:
@@ -100,6 +107,7 @@ def _tables() -> dict[str, str]:
 
 LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
     Listed.METHODS: _methods,
+    Listed.MODALITIES: _modalities,
     Listed.PRESETS: _presets,
     Listed.DATASETS: _datasets,
     Listed.PARTITIONS: _partitions,

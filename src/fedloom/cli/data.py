@@ -94,6 +94,7 @@ def _described(federation: Federation) -> dict[str, Any]:
 
     return {
         "name": federation.name,
+        "modality": federation.modality.name,
         "shape": list(federation.shape),
         "groups": list(federation.groups),
         "classes": list(federation.classes),
@@ -104,10 +105,11 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 def _print(found: Mapping[str, Any]) -> None:
     from fedloom.federation.arrays import ONE_GROUP
+    from fedloom.modalities.base import MODALITIES
 
     shape = " x ".join(map(str, found["shape"]))
     say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
-    say(f"records of shape {shape}; groups: {', '.join(found['groups'])}")
+    say(f"{MODALITIES[found['modality']].plural} of shape {shape}; groups: {', '.join(found['groups'])}")
     if found["groups"] == [ONE_GROUP]:
         say("no groups are told apart; docs/how-to/own-data.md says how to name them")
     say("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -62,7 +62,7 @@ def mixed(name: str, domains: Sequence[Dataset]) -> Dataset:
     """Data sets of one group each, put together: classes are numbered on from one to the next."""
 
     def shifted(records: Records, group: int, first_class: int) -> Records:
-        return Records(x=records.x, y=records.y + first_class, group=torch.full_like(records.group, group))
+        return replace(records, y=records.y + first_class, group=torch.full_like(records.group, group))
 
     first_classes = np.cumsum([0] + [len(domain.classes) for domain in domains])
     return Dataset(

@@ -95,6 +95,7 @@ class RunFacts:
     rounds_done: int
     rounds_planned: int
     status: Mapping[str, Any]
+    modality: str  # of the records; empty where they could not be read
     shape: tuple[int, ...]
     groups: tuple[str, ...]
     classes: tuple[str, ...]
@@ -165,6 +166,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         rounds_done=folder.rounds_done,
         rounds_planned=config.rounds,
         status={"state": "unfinished", "round": folder.rounds_done, "reason": "", **mapping("status.json")},
+        modality=subject.federation.modality.name if subject.federation else "",
         shape=subject.federation.shape if subject.federation else (),
         groups=setting.groups if setting else (),
         classes=subject.federation.classes if subject.federation else (),
