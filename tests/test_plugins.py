@@ -57,6 +57,7 @@ def test_commands_use_a_method_of_another_package(installed: Path, tmp_path: Pat
     run = tmp_path / "run"
     assert called("run", tmp_path / "tiny.toml", "--out", run).startswith(f"{name} is finished, 2 of 2 rounds done")
     assert {tuple(row["blocks"]) for row in RunFolder.open(run).egress()} == {("decoder@all",)}
+    assert RunFolder.open(run).environment["packages"]["looms"] == "0.1.0"
     shutil.rmtree(run / "checkpoints" / "round-0002")
     (run / "status.json").unlink()
     assert called("resume", run).startswith(f"{name} is finished, 2 of 2 rounds done")

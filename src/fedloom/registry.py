@@ -35,6 +35,7 @@ class NotAllowedError(ConfigError):
 
 
 _allowed: tuple[str, ...] | None = None
+_used: dict[str, str] = {}
 
 
 def allow_only(packages: Iterable[str] | None) -> None:
@@ -49,6 +50,11 @@ def allow_only(packages: Iterable[str] | None) -> None:
 def allowed() -> tuple[str, ...] | None:
     """The packages whose plug-ins may be imported; None: all."""
     return _allowed
+
+
+def packages_used() -> dict[str, str]:
+    """The packages whose plug-ins this process has imported, each with its version."""
+    return dict(_used)
 
 
 def pinned(name: str, version: str) -> str:
@@ -74,13 +80,17 @@ class Plugin:
             raise NotAllowedError(title, self.origin, _allowed)
         module, _, value = self.path.partition(":")
         try:
-            return getattr(importlib.import_module(module), value)
+            found = getattr(importlib.import_module(module), value)
         except Exception as error:  # a foreign module may raise anything while it is imported
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             hint = "" if self.packages else "; have it on PYTHONPATH"
             raise ConfigError(
                 f"{title} of {self.origin} cannot be imported from '{self.path}' ({reason}){hint}"
             ) from error
+        for package in self.packages:
+            name, _, number = package.partition("==")
+            _used[name] = number
+        return found
 
 
 class Registry(Generic[T]):

@@ -19,6 +19,7 @@ from typing import Any
 import fedloom
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, RunFolderError
+from fedloom.registry import packages_used
 from fedloom.runs.checkpoint import checkpoint_rounds
 from fedloom.runs.files import (
     append_lines,
@@ -226,5 +227,5 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "packages": {name: metadata.version(name) for name in ("torch", "numpy", "safetensors")},
+        "packages": {name: metadata.version(name) for name in ("torch", "numpy", "safetensors")} | packages_used(),
     }
