@@ -337,3 +337,10 @@ def test_a_plug_ins_package_is_named_in_a_version(package: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Policy.of({"plugins": [package]})
     assert str(caught.value) == f"policy.plugins: '{package}' must be a package in a version, such as 'looms==1.2'"
+
+
+def test_the_device_of_training_is_the_policys() -> None:
+    assert Policy.of({}).grant.device == "auto"
+    assert Policy.of({"device": "cpu"}).grant.device == "cpu"
+    with pytest.raises(ConfigError, match=r"policy.device: unknown value 'tpu'"):
+        Policy.of({"device": "tpu"})

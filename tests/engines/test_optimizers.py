@@ -140,6 +140,7 @@ def test_rates_are_those_of_torchs_schedulers(schedule: str, warmup: int) -> Non
     found = [plan.rate(RoundContext(number, ROUNDS, ())) for number in range(1, ROUNDS + 1)]
     assert found == pytest.approx(wanted, rel=1e-12)
     assert plan.scheduled == (len(set(wanted)) > 1)
+    assert plan.rate(RoundContext(0, ROUNDS, ())) == found[0]  # before the first round
 
 
 def test_a_round_moves_by_its_own_rate_also_where_it_is_read_from_the_device() -> None:

@@ -62,8 +62,8 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     model.load_state_dict(trainer._starting_weights(task, model))
     phases = pretraining_phases(trainer.method)
     assert [phase.trains for phase in phases] == [("encoder",)]
-    learners = [trainer._learner(phase, model, SiloState()) for phase in phases]
     before, mechanism = replace(task, context=RoundContext(0, 2, (0,))), trainer.privacy[0].pretraining_mechanism
+    learners = [trainer._learner(phase, model, before.context, SiloState()) for phase in phases]
     private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.seeded, 16, {}, trainer.made_up(0))
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert len(list(private.steps(STEPS, model, learners, dict(task.received), lambda *_: {}))) == STEPS

@@ -37,6 +37,7 @@ min_clip = 0.001        # the least clip bound that an experiment may ask for
 max_steps = 10000       # noisy steps in one round, with those of pretraining
 min_noise = 0.3         # the least noise multiplier of any step or payload
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
+device = "auto"         # where this silo trains: "auto", a GPU if there is one; "cpu"; "cuda"
 pace = 0.5              # under DP-SGD an answer leaves at a whole multiple of so many seconds after its task came
 """
 
@@ -64,6 +65,7 @@ class Policy:
     max_steps: int = field(default=10_000, metadata=at_least(1))
     min_noise: float = field(default=0.3, metadata=at_least(0))
     noise: Literal["secure", "test"] = "secure"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     pace: float = field(default=0.5, metadata=at_least(0))
 
     def __post_init__(self) -> None:
@@ -102,7 +104,8 @@ class Policy:
         from fedloom.engines.flower.silo import Grant
 
         epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
-        return Grant(epsilon, self.delta, self.unit, repeatable=self.noise == "test", pace=self.pace)
+        repeatable = self.noise == "test"
+        return Grant(epsilon, self.delta, self.unit, repeatable=repeatable, pace=self.pace, device=self.device)
 
     def _choice_objection(self, config: Config) -> str:
         return _not_in("method", [config.method.name], self.methods, "methods") or (

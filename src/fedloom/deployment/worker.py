@@ -58,6 +58,7 @@ def main(home: str, data: str, socket: str, source: str = "") -> None:
     # Numbers below 1.2e-38 take many times as long, and whoever sets weights can have a single record make them. This
     # comes before torch has other threads, which take it over from the one that starts them.
     torch.set_flush_denormal(True)
+    torch.backends.cudnn.allow_tf32 = False  # a silo with a GPU computes in float32 as the others do
     try:
         answering = service(SiloHome.open(Path(home)), Path(data), source)
     except FedloomError as error:

@@ -86,6 +86,7 @@ class PrivateTraining:
         """
         private = [learner for learner in learners if learner.phase.touches_records]
         quick = [watched_trial(model, each.phase, each.parameters, self.made_up, self.streams)[1] for each in private]
+        device = next(model.parameters()).device  # what is drawn on the host moves there; generators do not
         window = max(1, COINS_AT_ONCE // max(1, len(private) * len(self._sizes)))
         for first in range(0, count, window):
             steps = torch.arange(first, min(first + window, count))
@@ -101,14 +102,14 @@ class PrivateTraining:
             for position, step in enumerate(steps.tolist()):
                 terms: dict[str, Tensor] = {}
                 for learner, noise in zip(learners, noises, strict=True):
-                    own = {name: tensor[position] for name, tensor in noise.items()}
+                    own = {name: tensor[position].to(device) for name, tensor in noise.items()}
                     if learner.phase.touches_records:
                         number = private.index(learner)
                         moment = Moment(self.task.silo, self.task.context.round, step * len(private) + number)
                         batch = drawn[number][position]
                         found = self._private_step(learner, model, received, batch, own, moment, quick[number])
                     else:
-                        found = plain_step(learner, public_batch(self.silo, self.batch_size), own)
+                        found = plain_step(learner, public_batch(self.silo, self.batch_size).to(device), own)
                     terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
                 yield terms
 
@@ -123,12 +124,13 @@ class PrivateTraining:
         quick: bool,
     ) -> dict[str, Tensor]:
         phase, mechanism = learner.phase, self.mechanism
-        bound = self.bounds.setdefault(phase.name, mechanism.clipping.start())
+        device = next(model.parameters()).device
+        bound = self.bounds.setdefault(phase.name, mechanism.clipping.start().to(device))
         sums: list[ClippedSum] = []
         terms: Tensors = {}
         before = 0  # the noise of an example depends on how many were drawn before it, not on passes and padding
         for each in drawn:
-            batch = batch_of(self.silo.train, each.index, each.mask)
+            batch = batch_of(self.silo.train, each.index, each.mask).to(device)
             part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
             before += int(each.mask.sum())
             total, found = self._clipped(
@@ -156,7 +158,11 @@ class PrivateTraining:
                 raise
             log.exception("a batch failed; its records are looked at one by one")
         batch = step.batch
-        whose = torch.arange(len(batch.x)) if self._subject is None else cast("Tensor", batch.subject)
+        whose = (
+            torch.arange(len(batch.x), device=batch.x.device)
+            if self._subject is None
+            else cast("Tensor", batch.subject)
+        )
         nothing = {name: torch.zeros_like(parameter) for name, parameter in look.learner.parameters.items()}
         sums, terms = [ClippedSum(nothing, torch.zeros(()), look.bound)], dict[str, Tensor]()
         for unit in torch.unique(whose[batch.mask > 0]):

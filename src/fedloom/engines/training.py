@@ -31,6 +31,7 @@ from fedloom.sharing.update import Update, pass_egress
 from fedloom.streams import Streams
 
 MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
+HOST = torch.device("cpu")
 PRETRAINING_ROUND = 0  # whose coins and noise no round has
 
 
@@ -54,6 +55,7 @@ class Trainer:
     privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
     secret: Randomness | None = None  # of all that records are drawn and hidden by, where no task brings its own
     sealed: bool = False  # that single records fail must not be seen from outside
+    device: torch.device = HOST  # of the steps; what is drawn, sent and kept lies on the CPU
 
     @cached_property
     def streams(self) -> Streams:
@@ -89,9 +91,10 @@ class Trainer:
         plan = self.method.plan
         model = self._model(site)
         model.load_state_dict(self._starting_weights(task, model))
-        received = {name: tensor.clone() for name, tensor in task.received.items()}
+        model.to(self.device)
+        received = {name: tensor.to(self.device, copy=True) for name, tensor in task.received.items()}
         learners = [self._learner(phase, model, task.context, task.state) for phase in self.method.phases]
-        bounds = _under(BOUND, task.state.tensors)
+        bounds = {name: bound.to(self.device) for name, bound in _under(BOUND, task.state.tensors).items()}
         self._pretrain(silo, task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
@@ -102,7 +105,7 @@ class Trainer:
             steps += 1
 
         model.load_state_dict(self.method.settle(_under("", model.state_dict())))
-        state = model.state_dict()
+        state = model.cpu().state_dict()
         parts = plan.split(state, site)
         update = Update(
             silo=silo.name,
@@ -205,8 +208,8 @@ class Trainer:
                 index = order[i * size : (i + 1) * size]
                 rows = len(index)
                 yield (
-                    batch_of(silo.train, index),
-                    [{name: tensor[i, :rows] for name, tensor in phase.items()} for phase in noise],
+                    batch_of(silo.train, index).to(self.device),
+                    [{name: tensor[i, :rows].to(self.device) for name, tensor in phase.items()} for phase in noise],
                 )
 
     def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
@@ -238,7 +241,7 @@ class Trainer:
                 moments = learner.optimizer.kept(1)
                 tensors |= {f"{OPTIMIZER}{learner.phase.name}/{name}": t[0].clone() for name, t in moments.items()}
         if task.mechanism is not None and task.mechanism.clipping.share:  # a bound that is searched for
-            tensors |= {BOUND + name: bound for name, bound in bounds.items()}
+            tensors |= {BOUND + name: bound.cpu() for name, bound in bounds.items()}
         return SiloState(tensors)
 
     def check_privacy(self) -> None:

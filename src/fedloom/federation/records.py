@@ -99,6 +99,10 @@ class Batch:
     subject: Tensor | None = None
     attributes: Tensor | None = None
 
+    def to(self, device: torch.device) -> Batch:
+        """The same rows on another device."""
+        return Batch(**{name: column.to(device) for name, column in vars(self).items() if column is not None})
+
 
 def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Batch:
     """Gather a batch, converted to what models see; without a mask every row counts."""

@@ -68,11 +68,12 @@ class OptimizerPlan:
 
     def rate(self, context: RoundContext) -> float:
         """The learning rate of a round, by the round's public number alone: whoever resumes has the same."""
-        if context.round <= self.warmup:
-            return self.learning_rate * max(context.round, 1) / self.warmup
+        number = max(context.round, 1)  # whatever comes before the first round goes at its rate
+        if number <= self.warmup:
+            return self.learning_rate * number / self.warmup
         if self.schedule == "constant":
             return self.learning_rate
-        past = max(context.round - 1 - self.warmup, 0) / (context.rounds - self.warmup)
+        past = (number - 1 - self.warmup) / (context.rounds - self.warmup)
         return self.learning_rate * (1 + math.cos(math.pi * past)) / 2
 
 

@@ -153,8 +153,9 @@ class DPSGD:
     def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:
         """Standard normal noise for each private parameter, and under the empty name for the count."""
         shapes = {name: parameter.shape for name, parameter in parameters.items() if self.is_private(name)}
-        device = next(iter(parameters.values())).device
-        return divided(randomness.normal(1 + sum(map(math.prod, shapes.values())), moment, device), shapes)
+        # On the host, whatever the device: only the numbers move.
+        numbers = randomness.normal(1 + sum(map(math.prod, shapes.values())), moment)
+        return divided(numbers.to(next(iter(parameters.values())).device), shapes)
 
     @property
     def scale(self) -> Scale:

@@ -59,12 +59,23 @@ class Grant:
     delta: float = 0.0  # of the same lifetime; 0: the largest power of ten that is at most 1 / (10 n)
     unit: Literal["record", "subject"] = "record"  # whose coming or going the ledger keeps account of
     repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
+    device: Literal["auto", "cpu", "cuda"] = (
+        "auto"  # where the silo trains; its noise is drawn on the host all the same
+    )
     pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
 Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
 Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
 LOADED = 3  # experiments that stay ready at once
+
+
+def training_device(wanted: str) -> torch.device:
+    """The device that a silo's operator chose."""
+    present = torch.cuda.is_available()
+    if wanted == "cuda" and not present:
+        raise ConfigError("policy.toml has device = 'cuda', but no CUDA device can be used here; use 'auto' or 'cpu'")
+    return torch.device("cuda" if present and wanted != "cpu" else "cpu")
 
 
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
@@ -214,7 +225,8 @@ class SiloService:
         grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
-            known = replace(known, trainer=replace(known.trainer, secret=secret), grant=grant)
+            device = training_device(grant.device)
+            known = replace(known, trainer=replace(known.trainer, secret=secret, device=device), grant=grant)
         self._prepared[key] = known
         for oldest in list(self._prepared)[:-LOADED]:
             del self._prepared[oldest]
