@@ -34,7 +34,7 @@ def _norms_of_many(rows: Tensor) -> Tensor:
     These are gradients as they are, so squares that float32 loses are far below any bound.
     """
     whole = rows.shape[1] // BLOCK * BLOCK
-    blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
+    blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(len(rows), -1, BLOCK), dim=2)
     return torch.hypot(_norms(blocks, 1), _norms(rows[:, whole:], 1))
 
 
