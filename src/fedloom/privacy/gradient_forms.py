@@ -33,9 +33,10 @@ def _norms_of_many(rows: Tensor) -> Tensor:
 
     These are gradients as they are, so squares that float32 loses are far below any bound.
     """
-    whole = rows.shape[1] // BLOCK * BLOCK
-    blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(len(rows), -1, BLOCK), dim=2)
-    return torch.hypot(_norms(blocks, 1), _norms(rows[:, whole:], 1))
+    full = rows.shape[1] // BLOCK
+    blocks = rows[:, : full * BLOCK].reshape(len(rows), full, BLOCK)
+    rest = rows[:, full * BLOCK :]
+    return torch.hypot(_norms(torch.linalg.vector_norm(blocks, dim=2), 1), _norms(rest, 1))
 
 
 class Rows:
