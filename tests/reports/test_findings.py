@@ -25,6 +25,7 @@ HEALTHY = RunFacts(
     rounds_done=4,
     rounds_planned=4,
     status={"state": "finished", "round": 4, "reason": ""},
+    modality="image",
     shape=(1, 28, 28),
     groups=("mnist", "fashion"),
     classes=(),
