@@ -22,6 +22,7 @@ from fedloom.config import Config
 from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
+from plugins import LOOMS, LOOMS_POINTS, install
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,14 @@ def test_the_reference_has_every_setting_with_its_meaning(site: Path, hook: Modu
     for key, cls, field, _ in hook.settings_of(Config):
         assert key.replace(".options", ".<option>") in text
         assert len(hook.meanings(cls)[field.name]) >= 5, key
+
+
+def test_the_catalogue_says_which_package_a_plug_in_comes_from(hook: ModuleType, plugin_folder: Path) -> None:
+    install(plugin_folder, "looms", "1.2", LOOMS, LOOMS_POINTS)
+    text = hook.catalogue()
+    methods = re.split(r"^### ", text, flags=re.MULTILINE)
+    assert [part.split("\n")[0] for part in methods if "From the package `looms==1.2`." in part] == ["`shuttle`"]
+    assert "| `threes` | 3 everywhere (from looms==1.2) |" in text
 
 
 def test_the_reference_has_every_command_and_option(site: Path) -> None:
