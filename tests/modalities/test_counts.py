@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,14 @@ from torch import distributions
 from engines.killing import train_until_write
 from fedloom.cli import main
 from fedloom.config import Config, load_config
+from fedloom.deployment import worker
 from fedloom.deployment.charter import Charter, load_records
+from fedloom.deployment.homes import Invitation, SiloHome
 from fedloom.errors import ConfigError, DataError
 from fedloom.experiment import Experiment, Run, load, resume, train
 from fedloom.federation.building import build_federation, federation_from_arrays
 from fedloom.modalities.base import MODALITIES
+from fedloom.registry import allow_only
 from fedloom.release.export import export, load_generators
 from fedloom.release.synthesis import SynthesisOrder, synthesize
 from fedloom.reports.report import write_report
@@ -168,6 +172,26 @@ def test_a_silo_of_another_modality_is_refused(data: Path, tmp_path: Path) -> No
     np.savez(tmp_path / "own.npz", x_train=np.ones((4, STEPS)))
     with pytest.raises(DataError, match=r"^'own' holds vectors, the charter says sequences of counts$"):
         charter.at_a_silo("b", load_records(tmp_path / "own.npz"))
+
+
+def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    charter = Charter(name="f", address="f:1", silos={"a": "ct", "b": "mri"}, shape=(STEPS,), modality="counts")
+    home = SiloHome.create(tmp_path / "b", Invitation("b", charter, "a certificate"))
+    (home.path / "policy.toml").write_text('plugins = ["counts==1.0"]\n')
+    np.savez(tmp_path / "own.npz", x_train=np.ones((4, STEPS)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            worker.main(str(home.path), str(tmp_path / "own.npz"), str(tmp_path / "socket"))
+    finally:
+        allow_only(None)
+        torch.set_flush_denormal(False)
+    assert ended.value.code == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "'own' holds vectors, the charter says sequences of counts"
+    ]
 
 
 @pytest.mark.parametrize(
