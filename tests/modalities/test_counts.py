@@ -200,6 +200,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
         ("os:path", "unknown modality 'os:path' (allowed: counts, image, vector)"),
         ("counts", "x_train of own.npz is float64 of shape (4, 5); give whole numbers of shape (n, steps)"),
     ],
+    ids=["an import path", "fractions"],
 )
 def test_a_file_that_is_not_what_it_says_ends_the_command(
     modality: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
