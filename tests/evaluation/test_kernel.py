@@ -5,8 +5,7 @@ import torch
 
 from fedloom.errors import DataError
 from fedloom.evaluation import kernel
-from fedloom.evaluation.kernel import kernel_distance, kernel_distance_of_subsets
-from fedloom.streams import Streams
+from fedloom.evaluation.kernel import kernel_distance
 
 REAL = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
 GENERATED = 1.3 * torch.randn(7, 5, generator=torch.Generator().manual_seed(1)) + 0.4
@@ -32,22 +31,6 @@ def test_against_the_double_loop(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
 def test_one_dimension_by_hand() -> None:
     # k(0, 0) = 1, k(1, 1) = 8, k(0, 1) = 1: within {0, 0} 1, within {1, 1} 8, between 1: 1 + 8 - 2.
     assert kernel_distance(torch.zeros(2, 1), torch.ones(2, 1)) == 7.0
-
-
-def test_subsets_are_drawn_by_the_streams() -> None:
-    whole = kernel_distance_of_subsets(REAL[:7], GENERATED, Streams(0), subsets=3, size=1000)
-    assert whole.mean == pytest.approx(kernel_distance(REAL[:7], GENERATED), rel=1e-12)
-    assert whole.deviation == pytest.approx(0.0, abs=1e-12)
-    few = [kernel_distance_of_subsets(REAL, GENERATED, Streams(s), subsets=4, size=5) for s in (1, 1, 2)]
-    assert few[0] == few[1] != few[2]
-    order = [Streams(1).permutation(f"kernel-distance/{kind}", n)[:5] for kind, n in (("real", 11), ("generated", 7))]
-    first = kernel_distance_of_subsets(REAL, GENERATED, Streams(1), subsets=1, size=5)
-    assert first.mean == pytest.approx(kernel_distance(REAL[order[0]], GENERATED[order[1]]))
-
-
-def test_subsets_are_unbiased() -> None:
-    many = kernel_distance_of_subsets(REAL, GENERATED, Streams(3), subsets=400, size=5)
-    assert many.mean == pytest.approx(kernel_distance(REAL, GENERATED), abs=4 * many.deviation / 400**0.5)
 
 
 def test_one_sample_has_no_pairs() -> None:

@@ -24,6 +24,7 @@ from fedloom.evaluation.metric import METRICS
 from fedloom.evaluation.needs import FEATURES, ONE_GROUP
 from fedloom.evaluation.probe import probe
 from fedloom.experiment import Run, train
+from fedloom.federation.records import RemoteSilo
 from fedloom.streams import Streams
 from support import federation_of, tiny_config
 
@@ -388,3 +389,14 @@ def test_what_cannot_be_measured_is_said_before_training(
     with pytest.raises(error, match=sentence):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_without_the_records_of_silos_what_looks_at_them_is_left_out(evaluation: Evaluation) -> None:
+    federation = evaluation.real.federation
+    silos = tuple(RemoteSilo.of(silo.name, silo.groups, federation.shape) for silo in federation.silos)
+    at_server = replace(evaluation.real, federation=replace(federation, silos=silos), skipped=set())
+    remote = replace(evaluation, real=at_server)
+    for metric in ("likelihood", "probe", "memorisation", "gradients"):
+        with pytest.warns(FedloomWarning, match=f"'{metric}' is left out: the records of silos stay with them"):
+            assert measured(metric, remote) == {}
+    assert measured("spread", remote) == measured("spread", evaluation)

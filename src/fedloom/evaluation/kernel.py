@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -12,17 +10,8 @@ from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import FEW, Metric, Reading, Values
 from fedloom.evaluation.needs import FEATURES, SAMPLES
 from fedloom.runs.metrics import metric_key
-from fedloom.streams import Streams
 
 _ROWS = 1024
-
-
-@dataclass(frozen=True)
-class KernelDistance:
-    """Mean and standard deviation over random subsets."""
-
-    mean: float
-    deviation: float
 
 
 def kernel_distance(real: Tensor, generated: Tensor) -> float:
@@ -33,26 +22,6 @@ def kernel_distance(real: Tensor, generated: Tensor) -> float:
     real, generated = real.to(torch.float64), generated.to(torch.float64)
     between = _kernel_sum(real, generated) / (len(real) * len(generated))
     return _mean_of_pairs(real) + _mean_of_pairs(generated) - 2.0 * between
-
-
-def kernel_distance_of_subsets(
-    real: Tensor, generated: Tensor, streams: Streams, subsets: int = 100, size: int = 1000
-) -> KernelDistance:
-    """The distance averaged over random subsets of equal size, drawn without replacement within each."""
-    size = min(size, len(real), len(generated))
-    distances = torch.tensor(
-        [
-            kernel_distance(
-                *(
-                    features[streams.permutation(f"kernel-distance/{kind}", len(features), step=step)[:size]]
-                    for kind, features in (("real", real), ("generated", generated))
-                )
-            )
-            for step in range(subsets)
-        ],
-        dtype=torch.float64,
-    )
-    return KernelDistance(distances.mean().item(), distances.std(correction=0).item())
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:
