@@ -299,3 +299,37 @@ def test_experiments_of_before_keep_their_digest() -> None:
 def test_all_ways_to_merge_are_listed() -> None:
     found = CliRunner().invoke(app, ["list", "merges", "--json"])
     assert list(json.loads(found.output)) == ["mean", "median", "norm-bound", "trimmed-mean"]
+
+
+OWN = """
+from dataclasses import dataclass
+
+from fedloom.sharing.aggregation import Merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest(Merge):
+    name = "largest"
+    least_copies: int = 2
+
+    @property
+    def least(self):
+        return self.least_copies
+
+    def __call__(self, copies):
+        return {n: max((each[n] for each in copies.each), key=float) for n in copies.each[0]}
+"""
+
+
+def test_a_way_to_merge_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with settings of its own, which are checked and refused as those of the package are."""
+    (tmp_path / "largest_merge.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = ("method.name=fedvae", "sharing.weights=equal", "server.merge.name=largest_merge:Largest")
+    silos = federation_of([0] * 20, [0] * 20, [0] * 20)
+    merge = Experiment.of(tiny_config(*named), silos).method.aggregator.merge
+    assert both(trainer(merge, *HONEST)) == [6.0, 6.0]
+    with pytest.raises(
+        ConfigError, match=r"server.merge = 'largest' with least_copies = 4 needs 4 silos for block 'encoder@all'"
+    ):
+        Experiment.of(tiny_config(*named, "server.merge.least_copies=4"), silos)

@@ -167,7 +167,7 @@ def targets_of(evaluation: Evaluation) -> list[Target]:
     federation, method = evaluation.real.federation, evaluation.generator.method
     if not method.pathways:  # it classifies
         return []
-    server, silos = evaluation.generator.server, method.server_step.silos_method(method)
+    server, silos = evaluation.generator.server, method.server_step.of_silos or method
     blocks = server.sampled
     places = [("group", "server", method, method.generating)]
     if silos is not method and method.server_plan is not None:  # otherwise the average is the server's own

@@ -51,7 +51,7 @@ class Distil(ServerStep):
         """Where silos are sampled."""
         return self.teachers.are_silos
 
-    def initial(self, streams: Streams) -> ServerState:
+    def initial(self, streams: Streams, /) -> ServerState:
         """Fresh weights of the server's own model; what is averaged comes from elsewhere."""
         if self.server_plan.blocks["encoder"].scope is not Scope.SERVER:
             return ServerState({})
@@ -81,16 +81,17 @@ class Distil(ServerStep):
             seed=streams.torch_seed("distil"),
         )
 
-    def learned(self, state: ServerState, taught: Taught) -> ServerState:
+    def learned(self, state: ServerState, taught: Taught, /) -> ServerState:
         """The server after a lesson."""
         blocks = {**state.blocks, **self.server_plan.split(taught.weights, self._home)}
         return ServerState(blocks, state.memory | placed(STUDENT, taught.moments))
 
-    def silos_method(self, method: Method) -> Method:  # noqa: ARG002 - it knows its own
+    @property
+    def of_silos(self) -> Method:
         """Without the server's model."""
         return self.method
 
-    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:
+    def sent_by(self, state: ServerState, site: Site, /) -> dict[BlockKey, Tensors]:
         """A silo's newest generator; nothing where the server keeps averages alone."""
         return self.teachers.sent_by(state, site)
 

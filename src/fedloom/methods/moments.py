@@ -48,7 +48,7 @@ class MomentsStep(ServerStep):
     width: int
     how: Contribution
 
-    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - it starts from zeros
+    def initial(self, _: Streams, /) -> ServerState:
         """A generator that knows nothing."""
         return ServerState({DECODER: dict(ClassGaussian(self.how.classes, self.width).decoder.state_dict())})
 

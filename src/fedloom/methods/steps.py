@@ -101,7 +101,7 @@ class ServerStep:
         """Whether it looks at blocks of single silos; else it is shown none, and sums will do."""
         return False
 
-    def initial(self, streams: Streams) -> ServerState:  # noqa: ARG002 - for steps that bring something
+    def initial(self, _streams: Streams, /) -> ServerState:
         """The blocks and memory that the server brings itself, beside the merged copies."""
         return ServerState({})
 
@@ -109,15 +109,16 @@ class ServerStep:
         """One round."""
         return Stepped(round.state)
 
-    def learned(self, state: ServerState, taught: Taught) -> ServerState:  # noqa: ARG002 - for steps that have a lesson
+    def learned(self, state: ServerState, _taught: Taught, /) -> ServerState:
         """The server after its lesson."""
         return state
 
-    def silos_method(self, method: Method) -> Method:
-        """The method as the silos have it, where the server generates with a model of its own."""
-        return method
+    @property
+    def of_silos(self) -> Method | None:
+        """The method as the silos have it, where the server may generate with a model of its own."""
+        return None
 
-    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:  # noqa: ARG002 - for steps that keep it
+    def sent_by(self, _state: ServerState, _site: Site, /) -> dict[BlockKey, Tensors]:
         """A silo's newest blocks by the names of the plan, where the server keeps them beside what it merges."""
         return {}
 
@@ -141,7 +142,7 @@ class Steps(ServerStep):
         """Whether one of them does."""
         return any(step.needs_each for step in self.steps)
 
-    def initial(self, streams: Streams) -> ServerState:
+    def initial(self, streams: Streams, /) -> ServerState:
         """What all of them bring."""
         found = [step.initial(streams) for step in self.steps]
         return ServerState(
@@ -157,14 +158,15 @@ class Steps(ServerStep):
             terms |= stepped.terms
         return replace(stepped, terms=terms)
 
-    def learned(self, state: ServerState, taught: Taught) -> ServerState:
+    def learned(self, state: ServerState, taught: Taught, /) -> ServerState:
         """The last one's."""
         return self.steps[-1].learned(state, taught)
 
-    def silos_method(self, method: Method) -> Method:
+    @property
+    def of_silos(self) -> Method | None:
         """The last one's."""
-        return self.steps[-1].silos_method(method)
+        return self.steps[-1].of_silos
 
-    def sent_by(self, state: ServerState, site: Site) -> dict[BlockKey, Tensors]:
+    def sent_by(self, state: ServerState, site: Site, /) -> dict[BlockKey, Tensors]:
         """The last one's."""
         return self.steps[-1].sent_by(state, site)
