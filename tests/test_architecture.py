@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,17 @@ def test_imports_run_one_way(path: Path) -> None:
 def test_there_are_imports_to_look_at() -> None:
     assert {"settings", "errors", "models", "objectives"} <= set(rooms_imported(SOURCE / "methods" / "fissionvae.py"))
     assert "engines" in set(rooms_imported(SOURCE / "experiment" / "experiment.py"))
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Whoever reads of a class, or looks for it, finds one."""
+    found = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", METHODS, ids=relative)

@@ -205,7 +205,7 @@ def test_a_story_is_told_once_until_something_changes(
 
 def test_few_stories_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studio, "KEPT", 2)
-    shelf, made = studio.Shelf(), []
+    shelf, made = studio.MadeOnce(), []
     for name in ("a", "b", "a", "c", "a", "b"):
         assert shelf.get(name, 1, lambda name=name: made.append(name) or name) == name
     assert made == ["a", "b", "c", "b"]
@@ -213,7 +213,7 @@ def test_few_stories_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_several_ask_for_at_a_time_is_made_once() -> None:
-    shelf, made, begun, go_on = studio.Shelf(), [], threading.Event(), threading.Event()
+    shelf, made, begun, go_on = studio.MadeOnce(), [], threading.Event(), threading.Event()
 
     def make() -> str:
         made.append("a")

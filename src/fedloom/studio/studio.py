@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 @dataclass
-class Shelf:
+class MadeOnce:
     """What was made last, for those who ask again; made once, however many ask at a time."""
 
     _made: OrderedDict[str, tuple[Hashable, Any]] = field(default_factory=OrderedDict)
@@ -60,8 +60,8 @@ class Studio:
     catalogue: Catalogue
     watch: RunWatch
     papers: Path  # where result files of papers' tables lie, if anywhere
-    _stories: Shelf = field(default_factory=Shelf)
-    _explorers: Shelf = field(default_factory=Shelf)
+    _stories: MadeOnce = field(default_factory=MadeOnce)
+    _explorers: MadeOnce = field(default_factory=MadeOnce)
 
     @classmethod
     def over(cls, root: Path, papers: Path) -> Studio:
