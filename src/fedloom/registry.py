@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import entry_points, packages_distributions, version
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
@@ -167,12 +166,16 @@ def values_in(room: ModuleType, attribute: str) -> dict[str, Any]:
 
 @cache
 def _packages_of(module: str) -> tuple[str, ...]:
+    from importlib.metadata import packages_distributions, version  # a tenth of the time that --help takes
+
     return tuple(pinned(name, version(name)) for name in sorted(set(packages_distributions().get(module, ()))))
 
 
 @cache
 def _installed(group: str) -> Mapping[str, tuple[Plugin, ...]]:
     """The plug-ins of a group by name; several of one name are a mistake that shows when one of them is asked for."""
+    from importlib.metadata import entry_points
+
     found: dict[str, tuple[Plugin, ...]] = {}
     for point in entry_points(group=group):
         plugin = Plugin(point.value, (pinned(point.dist.name, point.dist.version),) if point.dist else ())
