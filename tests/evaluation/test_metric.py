@@ -31,6 +31,7 @@ def test_which_way_is_better(key: str, values: list[float | None], winner: float
         ("frechet/timm/resnet18-224/n9", "Frechet distance (timm/resnet18-224)", "9 samples"),
         ("elbo/nats/n5/silo=x", "ELBO in nats", "5 records"),
         ("cost/bytes-up/n3", "Bytes that left the silos", "3 rounds"),
+        ("cost/steps/n1", "Local steps", "1 round"),
         (
             "prior-attack-error/encoder-5-images/n100",
             "Error of priors guessed from a few images (encoder-5-images)",

@@ -35,7 +35,7 @@ class Reading:
     keys: str  # the ``<metric>/<variant>`` of its keys; what * stands for follows the title in brackets
     title: str
     better: Literal["higher", "lower"] | None = None  # None: neither, so no value wins
-    counts: str = "samples"  # what the n of its keys counts
+    counts: str = "samples"  # what the n of its keys counts, in the plural with s
     fewest: int = 0  # of them; from fewer it says little, and a report warns
 
     def variant(self, family: str) -> str | None:
@@ -110,7 +110,9 @@ def count_of(key: str) -> str:
     reading, count = reading_of(key), sample_count(key)
     if count is None:
         return ""
-    return f"{count:,} {reading.counts}" if reading else f"{count:,}"
+    if reading is None:
+        return f"{count:,}"
+    return f"{count:,} {reading.counts.removesuffix('s') if count == 1 else reading.counts}"
 
 
 def described(key: str) -> str:

@@ -13,7 +13,7 @@ from fedloom.runs.metrics import metric_key
 
 
 def pathway_frechet(evaluation: Evaluation) -> Values:
-    """The Frechet distance of samples along every way to generate but the first, which is that of ``frechet``."""
+    """The Frechet distance of samples along every way to generate but the first, which is that of 'frechet'."""
     found, real = {}, evaluation.real
     for pathway in evaluation.generator.pathways[1:]:
         features = [
