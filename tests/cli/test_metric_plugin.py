@@ -63,6 +63,8 @@ def test_a_metric_of_another_package_is_seen_wherever_metrics_are(fedloom: Comma
     assert load(run).metrics()[-1].items() >= values.items()
     key = "brightness/mean/n20/group=mnist"
     assert values[key] == load(run).sample(20, group="mnist", seed=1).mean().item()
+    by_path = fedloom("evaluate", run, "--metrics", "bright:METRIC", "--json")
+    assert json.loads(by_path.stdout)["metrics"] == values
     table = [" ".join(line.split()) for line in fedloom("evaluate", run).stdout.splitlines()]
     assert f"Brightness of samples (mean) group mnist 20 samples {values[key]:.4g}" in table
     RunFolder.open(other).record_evaluation(1, {key: values[key] + 1}, 0.1)
