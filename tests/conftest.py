@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import fedloom.registry
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.privacy.registry import VARIABLE
@@ -37,8 +38,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(autouse=True)
-def all_plugins_allowed() -> Iterator[None]:
-    """A silo's worker allows few, in all of its process, which in tests is ours."""
+def all_plugins_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A silo's worker allows few, in all of its process, which in tests is ours; and none has been used yet."""
+    monkeypatch.setattr(fedloom.registry, "_used", {})
     yield
     allow_only(None)
 

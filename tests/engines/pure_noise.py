@@ -87,12 +87,19 @@ def nothing(model: nn.Module, batch: Batch) -> Tensors:
     return {"sum": torch.zeros(len(batch.x), NUMBERS)}
 
 
+class Onlooker(ServerStep):
+    """Learns nothing, so that every round begins with zeros, and has every silo's copy shown."""
+
+    needs_each = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     phases: int = 2
     outputs: int = OUTPUTS
     behind: bool = False
     payloads: int = 0
+    watched: bool = True  # whether the server is shown what single silos send
 
 
 def make(setting: Setting, options: Options) -> Method:
@@ -109,7 +116,7 @@ def make(setting: Setting, options: Options) -> Method:
         blocks.with_scopes(setting.config.sharing.scopes),
         build,
         tuple(phases[: options.phases]),
-        ServerStep(),  # learns nothing, so that every round begins with zeros
+        Onlooker() if options.watched else ServerStep(),
         {},
         releases=tuple(Release(each, BoundedSum(nothing, BOUNDED), "every") for each in sums),
     )
@@ -265,7 +272,13 @@ def sums(folder: Path) -> Sent:
 
 
 def together(folder: Path, *overrides: str) -> Sent:
-    own = ("privacy.trust=distributed", f"privacy.tolerated={TOLERATED}", "local.steps=1", *overrides)
+    own = (
+        "privacy.trust=distributed",
+        f"privacy.tolerated={TOLERATED}",
+        "local.steps=1",
+        "method.watched=false",
+        *overrides,
+    )
     return lived(ReferenceEngine, folder / "ledger.sqlite", config_of(*own), PARTNERS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -165,12 +165,12 @@ def numbers_per_step(kind: StackKind) -> int:
     return kind.local.batch_size * (noise + 3)  # index (two words) and mask
 
 
-def gathered(records: Records, index: Tensor, mask: Tensor) -> Tensors:
-    """The columns of a batch for each silo, by name, as models see them."""
+def gathered(records: Records, decode: Callable[[Tensor], Tensor], index: Tensor, mask: Tensor) -> Tensors:
+    """The columns of a batch for each silo, by name, as models see them: ``decode`` is that of their modality."""
     # One copy of all silos' rows from the one table; values become floats only here, so that the table stays as small
     # as the records are stored.
     rows = {
         name: column.index_select(0, index.flatten()).reshape(*index.shape, *column.shape[1:])
         for name, column in records.columns().items()
     }
-    return {**rows, "x": records.modality.decode(rows["x"]), "mask": mask}
+    return {**rows, "x": decode(rows["x"]), "mask": mask}

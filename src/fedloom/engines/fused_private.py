@@ -101,7 +101,8 @@ class ClippedPhase:
         self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, example: Tensor
     ) -> tuple[ClippedSum, Tensor]:
         """The clipped sums of one pass, an ``example`` counting so much, and the sum of each term (terms, silos)."""
-        mask, columns = batch["mask"], gathered(self._stack.table.records, batch["index"], batch["mask"])
+        records, mask = self._stack.table.records, batch["mask"]
+        columns = gathered(records, records.modality.decode, batch["index"], mask)
         own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
         if self._probe.quick:

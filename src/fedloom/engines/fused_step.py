@@ -113,11 +113,12 @@ def evaluation(
 ) -> Evaluate:
     """(weights, rows, mask, noise, received) -> losses (silos, batch), and the mean of each term (terms, silos)."""
     batched = batched_losses(stack.model, phase, context, precision)
+    decode = stack.table.records.modality.decode  # asked for here: a compiler does not follow how it is found
 
     def evaluate(
         weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
     ) -> tuple[Tensor, Tensor]:
-        losses, terms = batched(weights, gathered(stack.table.records, index, mask), noise, received)
+        losses, terms = batched(weights, gathered(stack.table.records, decode, index, mask), noise, received)
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
 

@@ -47,7 +47,7 @@ def tried(stack: Stack) -> list[PhaseTrial]:
 def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
     device, records = stack.device, stack.sample(SILOS * ROWS)
     index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(records)
-    columns = gathered(records, index, torch.ones(SILOS, ROWS, device=device))
+    columns = gathered(records, records.modality.decode, index, torch.ones(SILOS, ROWS, device=device))
     noise = {
         name: Streams(0)
         .normal(f"trial/{name}", SILOS * ROWS, math.prod(shape), device=device)
