@@ -19,7 +19,7 @@ from typing import Any
 from common import keep
 from fedloom.config import Config, load_config
 from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
-from fedloom.deployment.following import run_at
+from fedloom.deployment.tail import run_at
 from fedloom.engines.base import site_of
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment

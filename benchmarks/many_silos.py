@@ -20,7 +20,7 @@ from common import keep
 from fedloom.config import load_config
 from fedloom.deployment.control import Control
 from fedloom.deployment.demo import POLICY, running, settle
-from fedloom.deployment.following import run_at
+from fedloom.deployment.tail import run_at
 from fedloom.engines.base import site_of
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment

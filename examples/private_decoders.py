@@ -13,7 +13,7 @@ from typing import Any
 import fedloom
 from fedloom.audit import audit_run
 from fedloom.evaluation.auditing import Effort
-from fedloom.privacy.ledger import read_accounts, told
+from fedloom.privacy.ledger import format_epsilon, read_accounts
 
 
 def private_decoders(
@@ -32,7 +32,7 @@ def private_decoders(
     )
     run = fedloom.train(config, out)
     for account in read_accounts(run.folder.ledger):
-        print(f"{account.silo}: epsilon {told(account.spent)} of {account.budget.epsilon:g} spent")
+        print(f"{account.silo}: epsilon {format_epsilon(account.spent)} of {account.budget.epsilon:g} spent")
     audit = audit_run(run, attacks=["canaries", "membership"], effort=Effort(records=50, samples=200))
     for sentence in audit["sentences"]:
         print(sentence)

@@ -16,10 +16,10 @@ import tomli_w
 
 from fedloom.config import Config
 from fedloom.deployment.demo import Neighbourhood, running, settle
-from fedloom.deployment.following import resume_at, run_at
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
 from fedloom.deployment.serving import Serving
+from fedloom.deployment.tail import resume_at, run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.experiment import train

@@ -48,14 +48,14 @@ rounds = 5
 def fingerprint(config: Config) -> str:
     """A hash of the settings that are not at their defaults, so that new settings do not change it."""
 
-    def told(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    def format_epsilon(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         inner = {
-            key: told(value, defaults.get(key) or {}) if isinstance(value, dict) else value
+            key: format_epsilon(value, defaults.get(key) or {}) if isinstance(value, dict) else value
             for key, value in tree.items()
         }
         return {key: value for key, value in inner.items() if value not in (defaults.get(key), {})}
 
-    text = json.dumps(told(config.to_mapping(), Config().to_mapping()), sort_keys=True)
+    text = json.dumps(format_epsilon(config.to_mapping(), Config().to_mapping()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -13,7 +13,7 @@ from engines.killing import sweep_until_killed
 from fedloom import sweep
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
-from fedloom.experiment import Life, Observer
+from fedloom.experiment import Observer, RunLoop
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.presets import preset_names
 from fedloom.privacy.ledger import read_accounts
@@ -332,12 +332,12 @@ def test_packed_private_trials_spend_what_they_spend_alone(noise: str, written: 
 
 
 def test_a_trial_that_fails_leaves_its_pack(written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = Life._evaluate
+    evaluate = RunLoop._evaluate
 
     def evaluate_or_break(life, *arguments):
         return 1 / 0 if life.experiment.config.seed == 2 else evaluate(life, *arguments)
 
-    monkeypatch.setattr(Life, "_evaluate", evaluate_or_break)
+    monkeypatch.setattr(RunLoop, "_evaluate", evaluate_or_break)
     trials = read_sweep(written("[grid]\nseed = [1, 2, 3]\nengine.name = ['fused']"))
     with pytest.warns(FedloomWarning, match="seed-2 left its pack: division by zero"):
         outcomes = run_sweep(trials, tmp_path / "out", unobserved, pack=3)

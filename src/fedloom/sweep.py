@@ -29,7 +29,7 @@ from fedloom.engines.fused import CUDA_CHUNK
 from fedloom.engines.fused_stack import kinds_of, together
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning, RunFolderError, unknown
-from fedloom.experiment import Experiment, Life, Observer, file_name, live_together, resume, train
+from fedloom.experiment import Experiment, Observer, RunLoop, file_name, resume, run_together, train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
 from fedloom.runs.files import digest, explained, write_json
@@ -174,21 +174,21 @@ class Federations:
 
 def _train_together(trials: Sequence[Trial], out: Path, observer: Observer, federations: Federations) -> None:
     """Train in one program as far as that goes; a trial that cannot go on leaves the others running."""
-    lives: dict[str, Life] = {}
+    loops: dict[str, RunLoop] = {}
     for trial in trials:
         # What is wrong with a trial is said when it is tried alone.
         with contextlib.suppress(FedloomError):
             folder, experiment = out / trial.name, federations.experiment(trial.config)
             begun = _begun(trial, folder)
-            lives[trial.name] = experiment.take_up(begun, observer) if begun else experiment.begin(folder, observer)
-    if len(lives) < 2:
+            loops[trial.name] = experiment.take_up(begun, observer) if begun else experiment.begin(folder, observer)
+    if len(loops) < 2:
         return
-    names, runs = list(lives), list(lives.values())
+    names, runs = list(loops), list(loops.values())
     try:
-        trainers = [life.experiment.trainer for life in runs]
+        trainers = [loop.experiment.trainer for loop in runs]
         engine = make_pack(trainers, runs[0].earlier_choice)
         try:
-            failures = live_together(runs, engine, engine.rounds)
+            failures = run_together(runs, engine, engine.rounds)
         finally:
             engine.close()
     except Exception as error:

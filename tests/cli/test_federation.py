@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from cryptography import x509
 
-from fedloom.deployment.homes import Invitation, ServerHome, SiloHome
+from fedloom.deployment.directories import Invitation, ServerDirectory, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.runs.folder import RunFolder
@@ -29,16 +29,16 @@ def server(fedloom: Command, tmp_path: Path) -> Path:
 
 
 def test_from_an_invitation_to_an_admitted_key(fedloom: Command, server: Path, tmp_path: Path) -> None:
-    charter = ServerHome.open(server).charter
+    charter = ServerDirectory.open(server).charter
     assert (charter.name, charter.groups, charter.classes) == ("lungs", ("ct", "mri"), ("well", "ill"))
     assert charter.silos == {"north": "ct", "south": "ct", "west": "mri"}
-    assert ServerHome.open(server).rules == RoundRules()
+    assert ServerDirectory.open(server).rules == RoundRules()
 
     enrolled = fedloom("federation", "enroll", server / "invitations" / "south.toml", "--out", tmp_path / "south")
     assert enrolled.exit_code == 0
     key = tmp_path / "south" / "node.pub"
     assert enrolled.stdout.splitlines()[-1] == key.read_text().strip()
-    assert str(SiloHome.open(tmp_path / "south").invitation.fingerprint) in enrolled.stdout
+    assert str(SiloDirectory.open(tmp_path / "south").invitation.fingerprint) in enrolled.stdout
 
     admitted = fedloom("federation", "admit", server, key)
     assert admitted.exit_code == 0
@@ -54,7 +54,7 @@ def test_from_an_invitation_to_an_admitted_key(fedloom: Command, server: Path, t
 def test_declared_records_are_in_the_charter_and_in_every_invitation(fedloom: Command, tmp_path: Path) -> None:
     fedloom("federation", "init", tmp_path / "x", *INIT, "--records", "north=600, south=450,west=7")
     declared = {"north": 600, "south": 450, "west": 7}
-    assert ServerHome.open(tmp_path / "x").charter.records == declared
+    assert ServerDirectory.open(tmp_path / "x").charter.records == declared
     for silo in declared:
         assert Invitation.read(tmp_path / "x" / "invitations" / f"{silo}.toml").charter.records == declared
 
@@ -70,7 +70,7 @@ def test_the_authority_is_told_the_same_on_both_sides(fedloom: Command, tmp_path
 
 
 def test_a_certificate_is_renewed_by_the_same_authority(fedloom: Command, server: Path) -> None:
-    keys = ServerHome.open(server).keys
+    keys = ServerDirectory.open(server).keys
     before, authority = (keys / "server.crt").read_bytes(), (keys / "ca.crt").read_bytes()
     assert fedloom("federation", "renew", server).exit_code == 0
     assert (keys / "server.crt").read_bytes() != before

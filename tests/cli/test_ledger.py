@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedloom.cli import app
 from fedloom.cli import ledger as cli_ledger
 from fedloom.privacy.deployment import data_ledger
-from fedloom.privacy.ledger import Ledger, read_accounts, told
+from fedloom.privacy.ledger import Ledger, format_epsilon, read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from html_pages import Page
 from privacy.sqlite_faults import EVENT, SILO
@@ -46,7 +46,7 @@ def test_ledger_shows_spent_and_left(fedloom: Command, private: Path) -> None:
         assert row[:3] + row[5:] == [account.silo, "all", "2", f"{granted}", "0.001", "rdp"]
         spent, left = float(row[3]), float(row[4])
         assert account.spent <= spent < account.spent + 0.0011
-        assert replaced == ["replaced", told(account.replaced)]
+        assert replaced == ["replaced", format_epsilon(account.replaced)]
         assert account.left - 0.0011 < left <= account.left
     assert len(rows) == 1 + 2 * 4
 
@@ -60,14 +60,14 @@ def test_ledger_as_json_is_the_accounts(fedloom: Command, private: Path) -> None
 
 def test_inspect_states_the_guarantee(fedloom: Command, private: Path, finished: Path) -> None:
     spent = max(account.spent for account in read_accounts(private / "ledger.sqlite"))
-    sentence = f"({told(spent)}, 0.001)-differential privacy for each record"
+    sentence = f"({format_epsilon(spent)}, 0.001)-differential privacy for each record"
     found = json.loads(fedloom("inspect", private, "--json").stdout)["privacy"]
     assert found["guarantee"].startswith(sentence)
     assert (found["epsilon"], found["delta"], found["unit"]) == (spent, 0.001, "record")
     assert "added or removed" in found["adjacency"]
     replaced = max(account.replaced for account in read_accounts(private / "ledger.sqlite"))
     assert spent < found["epsilon_replaced"] == replaced
-    assert found["replacement"] == f"for one record replaced by another: at most epsilon {told(replaced)}"
+    assert found["replacement"] == f"for one record replaced by another: at most epsilon {format_epsilon(replaced)}"
     assert found["trust"].startswith("local: each silo adds all its own noise")
     text = " ".join(fedloom("inspect", private).stdout.split())
     assert f"privacy: {sentence}" in text
@@ -96,12 +96,13 @@ def test_the_report_has_a_page_of_privacy(fedloom: Command, private: Path, tmp_p
     page = Page(out.read_text(encoding="utf-8"))
     accounts = read_accounts(private / "ledger.sqlite")
     for words in (
-        f"({told(max(account.spent for account in accounts))}, 0.001)-differential privacy",
+        f"({format_epsilon(max(account.spent for account in accounts))}, 0.001)-differential privacy",
         "one record of a silo added or removed",
         "each silo adds all its own noise",
-        *(told(account.spent) for account in accounts),
-        *(told(account.replaced) for account in accounts),
-        "for one record replaced by another: at most epsilon " + told(max(account.replaced for account in accounts)),
+        *(format_epsilon(account.spent) for account in accounts),
+        *(format_epsilon(account.replaced) for account in accounts),
+        "for one record replaced by another: at most epsilon "
+        + format_epsilon(max(account.replaced for account in accounts)),
     ):
         assert words in page.text, words
 
@@ -159,7 +160,7 @@ def test_a_budget_below_the_cost_of_a_round_is_warned_of(fedloom: Command, tiny_
     [(1.0, "1"), (9.9554, "9.956"), (0.00001, "0.001"), (1e306, "inf"), (math.inf, "inf")],
 )
 def test_a_printed_epsilon_is_never_too_small(epsilon: float, words: str) -> None:
-    assert told(epsilon) == words
+    assert format_epsilon(epsilon) == words
 
 
 @pytest.fixture

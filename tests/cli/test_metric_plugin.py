@@ -16,7 +16,7 @@ from fedloom.evaluation.metric import best
 from fedloom.experiment import load, train
 from fedloom.runs.folder import RunFolder
 from fedloom.studio.catalogue import FoundRun
-from fedloom.studio.glance import glance_at
+from fedloom.studio.run_summary import run_summary_of
 from plugins import install
 from support import tiny_config
 
@@ -74,7 +74,7 @@ def test_a_metric_of_another_package_is_seen_wherever_metrics_are(fedloom: Comma
     assert json.loads(fedloom("compare", run, other, "--json").stdout)["runs"][str(other)][key] == values[key] + 1
     fedloom("report", run, other, "--out", tmp_path / "report.html")
     assert f'<span title="{key}">Brightness of samples (mean)</span>' in (tmp_path / "report.html").read_text()
-    (headline,) = glance_at(FoundRun("key", "run", run)).best
+    (headline,) = run_summary_of(FoundRun("key", "run", run)).best
     assert (headline.metric, headline.value) == ("brightness/mean", mean(values.values()))
 
 

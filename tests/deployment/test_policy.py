@@ -18,7 +18,7 @@ import fedloom
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
-from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.deployment.worker import service
 from fedloom.engines.base import site_of
@@ -33,7 +33,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, fresh_blocks
 from fedloom.privacy.accounting import Budget
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
@@ -87,7 +87,7 @@ REFUSALS = {
 
 
 def deployed(path: Path, policy: Policy, *overrides: str) -> Deployment:
-    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
+    def agreement(config: Config, method: Method, plan: SiloPrivacy | None) -> Grant:
         if objection := policy.objection(config, method, plan):
             raise RefusedError(objection)
         return policy.grant
@@ -113,7 +113,7 @@ def answering_silo(path: Path, config: Config, policy: dict[str, object]) -> Sil
     federation = build_federation(config.data, Streams(config.seed))
     silos = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
     charter = Charter(name="x", address="h:1", silos=silos, shape=federation.shape, classes=federation.classes)
-    home = SiloHome.create(path / "home", Invitation("mnist-0", charter, "none"))
+    home = SiloDirectory.create(path / "home", Invitation("mnist-0", charter, "none"))
     (home.path / "policy.toml").write_text(tomli_w.dumps(policy))
     write_records(path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
     return service(home, path / "own.npz")

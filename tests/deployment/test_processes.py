@@ -16,7 +16,7 @@ import pytest
 from fedloom.deployment import confinement, server_app
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
-from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
+from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.processes import Child, Household, free_port, locked, require_flower
@@ -75,9 +75,9 @@ def test_what_a_child_warned_of_since_the_last_look_is_told_once(tmp_path: Path)
         household.stop()
 
 
-def silo_home(tmp_path: Path) -> SiloHome:
+def silo_home(tmp_path: Path) -> SiloDirectory:
     charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
-    return SiloHome.create(tmp_path / "home", Invitation("north", charter, "none"))
+    return SiloDirectory.create(tmp_path / "home", Invitation("north", charter, "none"))
 
 
 def test_a_silo_that_cannot_start_all_its_processes_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_the_worker_writes_into_the_registry_and_the_node_does_not_see_its_key(
 
 def test_a_server_is_served_once(tmp_path: Path) -> None:
     charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
-    home = ServerHome.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
+    home = ServerDirectory.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
     with (
         locked(home.path / "served.lock", ""),
         pytest.raises(FedloomError, match=f"{re.escape(str(home.path))} is served already"),
@@ -144,7 +144,7 @@ def test_how_a_run_ended_is_always_written_down(
 ) -> None:
     """Without an error of its own the run is one that another process is busy with."""
     charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
-    home = ServerHome.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
+    home = ServerDirectory.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
     submission = Submission.create(home, tiny_config(), tmp_path / "run", "run-1")
 
     def train(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_p
         shape=federation.shape,
         classes=federation.classes,
     )
-    home = SiloHome.create(tmp_path / "home", Invitation("mnist-0", charter, "none"))
+    home = SiloDirectory.create(tmp_path / "home", Invitation("mnist-0", charter, "none"))
     (home.path / "policy.toml").write_text('methods = ["fedvae"]\nblocks = ["encoder", "decoder"]\nprivacy = "none"\n')
     write_records(tmp_path / "own.npz", federation, federation.silos[0].train, federation.test.of_group(0))
     deployment = Deployment(tmp_path / "local", config, federation)

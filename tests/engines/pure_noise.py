@@ -30,14 +30,14 @@ from fedloom.engines.training import BOUND, Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Release, Setting
+from fedloom.methods.base import Method, OptimizerRule, PayloadRule, Phase, Recipe, Setting
 from fedloom.methods.steps import ServerStep
 from fedloom.objectives.base import Losses, Step
 from fedloom.privacy.accounting import Event, Gaussian
 from fedloom.privacy.clipping import Quantile
 from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger
 from fedloom.privacy.noise import keyed
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -109,7 +109,7 @@ def make(setting: Setting, options: Options) -> Method:
     def build(_: Site) -> nn.Module:
         return Pair(options.outputs)
 
-    plan = OptimizerPlan.of(setting.config.local)
+    plan = OptimizerRule.of(setting.config.local)
     phases = [Phase(block, (block,), Flat(block, options.behind), plan) for block in ("first", "second")]
     return Method(
         "still",
@@ -118,7 +118,7 @@ def make(setting: Setting, options: Options) -> Method:
         tuple(phases[: options.phases]),
         Onlooker() if options.watched else ServerStep(),
         {},
-        releases=tuple(Release(each, BoundedSum(nothing, BOUNDED), "every") for each in sums),
+        payloads=tuple(PayloadRule(each, BoundedSum(nothing, BOUNDED), "every") for each in sums),
     )
 
 

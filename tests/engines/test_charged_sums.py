@@ -14,7 +14,7 @@ from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.accounting import Gaussian
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import NoiseKey, StreamNoise
 from fedloom.streams import Streams
 from support import tiny_config
 
@@ -25,17 +25,17 @@ DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5", "privacy.accountant=rdp",
 class Noting(StreamNoise):
     """Notes which coins and which noise of sums were asked for."""
 
-    tossed: list[Moment] = field(default_factory=list)
-    added: list[Moment] = field(default_factory=list)
+    tossed: list[NoiseKey] = field(default_factory=list)
+    added: list[NoiseKey] = field(default_factory=list)
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        self.tossed.extend(Moment(silo, round, step) for step in steps.tolist())
+        self.tossed.extend(NoiseKey(silo, round, step) for step in steps.tolist())
         return super().coins(count, silo, round, steps)
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
-        if not moment.use.startswith("objective/"):  # of the training itself, which any noise will do
-            self.added.append(moment)
-        return super().normal(count, moment, device)
+    def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
+        if not noise_key.use.startswith("objective/"):  # of the training itself, which any noise will do
+            self.added.append(noise_key)
+        return super().normal(count, noise_key, device)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fedloom.engines.choice import make_engine
 from fedloom.engines.fused_stack import stacks_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
-from fedloom.experiment import Life, resume, train
+from fedloom.experiment import RunLoop, resume, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.runs.checkpoint import load_checkpoint
@@ -169,7 +169,7 @@ def test_a_run_is_measured_where_it_is_trained(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     measured: list[str] = []
-    monkeypatch.setattr(Life, "alone", lambda life, _: measured.append(life.evaluator.device.type))
+    monkeypatch.setattr(RunLoop, "alone", lambda life, _: measured.append(life.evaluator.device.type))
     train(config_of(*overrides), tmp_path / "run", UNEQUAL)
     resume(tmp_path / "run", UNEQUAL)
     assert measured == [device, device]

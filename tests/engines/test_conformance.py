@@ -49,8 +49,8 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import PRETRAINING_ROUND, Trainer
 from fedloom.methods.base import METHODS
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.noise import Moment, Randomness
-from fedloom.privacy.releases import SumNoise
+from fedloom.privacy.noise import NoiseKey, Randomness
+from fedloom.privacy.payload_sums import SumNoise
 from fedloom.privacy.trust import Distributed
 from fedloom.sharing.plan import Tensors
 
@@ -218,21 +218,24 @@ def test_noise_of_the_last_round_in_every_round_is_found_out(tmp_path: Path, mon
 class Remembering:
     """Draws once for all moments that look the same, whatever the source."""
 
-    def __init__(self, looks: Callable[[Moment], Any]) -> None:
+    def __init__(self, looks: Callable[[NoiseKey], Any]) -> None:
         self._looks, self._known = looks, dict[Any, Tensor]()
 
     def of(self, source: Randomness) -> Any:
-        def normal(count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
-            return self._known.setdefault(self._looks(moment), source.normal(count, moment, device))
+        def normal(count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
+            return self._known.setdefault(self._looks(noise_key), source.normal(count, noise_key, device))
 
         return SimpleNamespace(normal=normal)
 
 
-SHARED: dict[str, tuple[Callable[[Moment], Any], str]] = {
-    "steps": (lambda moment: (moment.silo, moment.round, moment.step % 2), "width"),  # two phases take turns
-    "phases": (lambda moment: (moment.silo, moment.round, moment.step // 2), "echo"),
-    "silos": (lambda moment: (moment.round, moment.step), "echo"),
-    "rounds": (lambda moment: (moment.silo, moment.step), "echo"),
+SHARED: dict[str, tuple[Callable[[NoiseKey], Any], str]] = {
+    "steps": (
+        lambda noise_key: (noise_key.silo, noise_key.round, noise_key.step % 2),
+        "width",
+    ),  # two phases take turns
+    "phases": (lambda noise_key: (noise_key.silo, noise_key.round, noise_key.step // 2), "echo"),
+    "silos": (lambda noise_key: (noise_key.round, noise_key.step), "echo"),
+    "rounds": (lambda noise_key: (noise_key.silo, noise_key.step), "echo"),
 }
 
 
@@ -241,15 +244,17 @@ def test_noise_that_is_used_twice_is_found_out(shared: str, tmp_path: Path, monk
     looks, problem = SHARED[shared]
     draw, remembering = DPSGD.draw, Remembering(looks)
 
-    def again(mechanism: DPSGD, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> Tensors:
-        return draw(mechanism, parameters, remembering.of(randomness), moment)
+    def again(
+        mechanism: DPSGD, parameters: Mapping[str, Tensor], randomness: Randomness, noise_key: NoiseKey
+    ) -> Tensors:
+        return draw(mechanism, parameters, remembering.of(randomness), noise_key)
 
     monkeypatch.setattr(DPSGD, "draw", again)
     assert problems(plain(tmp_path)) == {problem}
 
 
 def test_payloads_that_share_noise_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remembering = Remembering(lambda moment: (moment.silo, moment.round, moment.step))
+    remembering = Remembering(lambda noise_key: (noise_key.silo, noise_key.round, noise_key.step))
     monkeypatch.setattr(training, "SumNoise", lambda a, b, source, d: SumNoise(a, b, remembering.of(source), d))
     assert problems(sums(tmp_path)) == {"echo"}
 

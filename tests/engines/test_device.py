@@ -15,7 +15,7 @@ from fedloom.engines.flower.silo import Grant, training_device
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
+from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
 from fedloom.streams import Streams
 from local_grid import Deployment
 
@@ -62,13 +62,13 @@ def test_noise_is_drawn_on_the_host_and_moves(
     asked: list[str] = []
     kind, normal = type(source), type(source).normal
 
-    def noted(self: object, count: int, moment: Moment, device: torch.device | str = "cpu") -> torch.Tensor:
+    def noted(self: object, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> torch.Tensor:
         asked.append(str(device))
-        return normal(source, count, moment, device)  # type: ignore[arg-type]
+        return normal(source, count, noise_key, device)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kind, "normal", noted)
     weights = {"weight": torch.zeros(2, 3, device="meta")}
-    drawn = DPSGD(1.0, rate=0.5, expected=4.0).draw(weights, source, Moment(0, 1, 2))
+    drawn = DPSGD(1.0, rate=0.5, expected=4.0).draw(weights, source, NoiseKey(0, 1, 2))
     assert asked == ["cpu"]
     assert {name: (tuple(noise.shape), noise.device.type) for name, noise in drawn.items()} == {
         "weight": ((2, 3), "meta"),

@@ -20,10 +20,10 @@ from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Release
+from fedloom.methods.base import Method, PayloadRule
 from fedloom.methods.steps import Merged, ServerRound, ServerStep, Stepped
 from fedloom.privacy.ledger import Ledger, read_accounts
-from fedloom.privacy.releases import BoundedSum, Unbounded
+from fedloom.privacy.payload_sums import BoundedSum, Unbounded
 from fedloom.privacy.summary import summarise
 from fedloom.release.provenance import provenance_of
 from fedloom.sharing.plan import GLOBAL, RECORD_COUNT, BlockKey, Payload, SharingPlan, Tensors
@@ -65,12 +65,12 @@ class Recorder(ServerStep):
 
 
 PAYLOAD = Payload("noise", "for a test", {"sum": (WIDTH,)})
-RELEASE = Release(PAYLOAD, BoundedSum(nothing, BOUND), "every")
+RELEASE = PayloadRule(PAYLOAD, BoundedSum(nothing, BOUND), "every")
 
 
-def sums(release: Release = RELEASE) -> Method:
+def sums(release: PayloadRule = RELEASE) -> Method:
     plan = SharingPlan({}, ("a",), (RECORD_COUNT, release.payload))
-    return Method("sums", plan, build, (), Recorder(), {}, releases=(release,))
+    return Method("sums", plan, build, (), Recorder(), {}, payloads=(release,))
 
 
 def trainer_of(*overrides: str, method: Method | None = None) -> Trainer:
@@ -86,8 +86,8 @@ def updates_of(trainer: Trainer) -> list[Update]:
 def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
     """Without one of the silos and the noise of another that looks on: sigma^2, to 5 standard errors."""
     trainer = trainer_of(SEEDED, method=sums())
-    sigma = trainer.privacy[0].release_noise["noise"]
-    assert all(plan.release_noise["noise"] == sigma for plan in trainer.privacy)
+    sigma = trainer.privacy[0].payload_noise["noise"]
+    assert all(plan.payload_noise["noise"] == sigma for plan in trainer.privacy)
     sent = [update.payloads["noise"]["sum"].double() for update in updates_of(trainer)]
     error = 5 * math.sqrt(2 / WIDTH)
     for present in itertools.combinations(sent, SILOS - 1 - TOLERATED):
@@ -118,7 +118,7 @@ def test_the_server_is_shown_the_sum_alone() -> None:
     ReferenceEngine(trainer).round(Job(start, EVERYBODY, lambda _: None))
     assert isinstance(method.server_step, Recorder)
     ((shown,),) = method.server_step.shown
-    assert (shown.silo, shown.weights["all"]) == ("all", 100.0)
+    assert (shown.silo, shown.counts["all"]) == ("all", 100.0)
     total = torch.stack([update.payloads["noise"]["sum"].double() for update in sent]).sum(dim=0)
     torch.testing.assert_close(shown.payloads["noise"]["sum"], total.float())
 
@@ -130,7 +130,7 @@ def test_the_sum_of_blocks_is_their_plain_mean() -> None:
     method = of_sums(Method("plain", plan, build, (), Merged(), {}))
     found = method.aggregator.delivered(updates, method.plan, {}, each=True)
     assert found.merged[key]["x"].item() == 1.5
-    assert [(seen.silo, seen.blocks, seen.weights) for seen in found.updates] == [("all", {}, {"all": 60.0})]
+    assert [(seen.silo, seen.blocks, seen.counts) for seen in found.updates] == [("all", {}, {"all": 60.0})]
 
 
 def test_everybody_adds_noise_for_the_strictest() -> None:
@@ -209,7 +209,7 @@ def test_a_method_that_trains_and_sends_payloads_is_refused() -> None:
     """What a silo's records did to its model would move every contribution that the model takes part in."""
     method = Experiment.of(tiny_config(*ONE_STEP), FEDERATION).method
     with pytest.raises(ConfigError, match="method 'fedvae' both trains and sends payload 'noise'"):
-        trainer_of(*ONE_STEP, method=replace(method, releases=(RELEASE,)))
+        trainer_of(*ONE_STEP, method=replace(method, payloads=(RELEASE,)))
 
 
 def test_weights_that_are_changed_after_the_step_are_refused() -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from engines.killing import train_until_write
 from fedloom.engines import private_training
 from fedloom.engines.base import FederationState, initial_state, site_of
-from fedloom.engines.charging import Charging, noise_source, silo_plans
+from fedloom.engines.charging import Charging, noise_source, privacy_of_silos
 from fedloom.engines.private_training import public_batch, watched_trial
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, parameters_of
@@ -31,7 +31,7 @@ from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy import planning
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
-from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise
+from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.streams import Streams
@@ -88,7 +88,7 @@ def test_training_equals_a_hand_written_loop(
     rule = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer](named.values(), lr=1e-3)
     streams, x, mean_losses, counts = trainer.streams, federation.silos[1].train.x, [], []
     for step in range(2 * math.ceil(units / size)):
-        randomness, now = StreamNoise(streams), Moment(silo=1, round=2, step=step)
+        randomness, now = StreamNoise(streams), NoiseKey(silo=1, round=2, step=step)
         coins = randomness.uniform(units, now)
         chosen = [
             index
@@ -165,7 +165,7 @@ def test_empty_batches_are_noise_alone() -> None:
     trainer, start = trainer_of(federation, *DP, SEEDED, "local.batch_size=1", "local.optimizer=sgd")
     result = next(iter(ReferenceEngine(trainer).train(ReferenceEngine(trainer).tasks(start, RoundContext(1, 2, (0,))))))
     counts = [
-        len(poisson_sample(StreamNoise(trainer.streams), 12, 1 / 12, Moment(0, 1, step)))
+        len(poisson_sample(StreamNoise(trainer.streams), 12, 1 / 12, NoiseKey(0, 1, step)))
         for step in range(result.steps)
     ]
     assert 0 in counts
@@ -311,7 +311,7 @@ def test_who_tries_all_seeds_finds_no_noise_to_take_away(noise: str, tmp_path: P
     def likeness(seed: int) -> float:
         """In standard errors: what is looked for has all of the noise, in the order of the phase's parameters."""
         trainer = replace(experiment.trainer, config=replace(config, seed=seed))
-        drawn = trainer.seeded.normal(1 + count, Moment(0, 1, 0))[:count].double()
+        drawn = trainer.seeded.normal(1 + count, NoiseKey(0, 1, 0))[:count].double()
         return abs(float(torch.corrcoef(torch.stack((drawn, moved)))[0, 1])) * math.sqrt(count)
 
     found = [seed for seed in range(100) if likeness(seed) > 6]
@@ -518,5 +518,5 @@ def test_a_large_delta_is_warned_of() -> None:
 
 def test_without_dp_there_is_neither_plan_nor_ledger(tmp_path: Path) -> None:
     experiment = Experiment.of(tiny_config(), federation_of([0] * 40))
-    assert silo_plans(experiment.config, experiment.federation, experiment.method, [(0,), (0,)]) == ()
+    assert privacy_of_silos(experiment.config, experiment.federation, experiment.method, [(0,), (0,)]) == ()
     assert not experiment.run(tmp_path / "run").folder.ledger.exists()

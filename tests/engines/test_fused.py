@@ -167,7 +167,7 @@ def test_records_are_sent_again_when_their_place_has_moved() -> None:
     table = ChunkTable([small, large], CPU)
     for silos in (2, 1):
         table.reserve(silos)
-        (offset,) = table.hold([small])
+        (offset,) = table.load([small])
         assert torch.equal(table.records.x[offset : offset + len(small)], small.train.x)
 
 

@@ -35,7 +35,7 @@ from fedloom.experiment import train
 from fedloom.federation.records import Federation
 from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import NoiseKey, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
 from support import assert_same_run, federation_of, tiny_config
 
@@ -162,8 +162,8 @@ def test_batches_are_those_that_were_accounted() -> None:
     for step, batches in enumerate(found):
         for silo, records in zip([1, 2, 0], batches, strict=False):
             plan = trainer.privacy[silo]
-            chosen = poisson_sample(StreamNoise(trainer.streams), plan.units, plan.rate, Moment(silo, 3, 2 * step))
-            (offset,) = stack.table.hold([trainer.federation.silos[silo]])
+            chosen = poisson_sample(StreamNoise(trainer.streams), plan.units, plan.rate, NoiseKey(silo, 3, 2 * step))
+            (offset,) = stack.table.load([trainer.federation.silos[silo]])
             assert records == [offset + record for record in chosen.tolist()]
 
 

@@ -33,7 +33,7 @@ from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.privacy.noise import Moment, StreamNoise, keyed
+from fedloom.privacy.noise import NoiseKey, StreamNoise, keyed
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.sharing.plan import BlockKey
 from support import assert_same_run, equal_bits, federation_of
@@ -269,4 +269,4 @@ def test_silos_that_draw_one_by_one_draw_as_the_plain_loop_does() -> None:
         source.draw(2)
         for phase, room in enumerate(rooms):
             for silo, row in enumerate(room):
-                assert torch.equal(row, secrets[silo].normal(len(row), Moment(silo, 4, 2 * step + phase)))
+                assert torch.equal(row, secrets[silo].normal(len(row), NoiseKey(silo, 4, 2 * step + phase)))

@@ -16,7 +16,7 @@ from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.ledger import Ledger, read_accounts
-from fedloom.privacy.noise import Moment, Randomness, SecureNoise
+from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise
 from fedloom.sharing.plan import BlockKey
 from support import equal_bits, federation_of, tiny_config
 
@@ -62,13 +62,13 @@ class Nobody:
 
     repeatable = True
 
-    def uniform(self, count: int, moment: Moment) -> Tensor:
+    def uniform(self, count: int, noise_key: NoiseKey) -> Tensor:
         return torch.ones(count, dtype=torch.float64)
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
         return torch.ones(len(steps), count, dtype=torch.float64)
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+    def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(count, device=device)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:

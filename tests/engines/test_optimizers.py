@@ -24,7 +24,7 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError
 from fedloom.experiment import load, resume, train
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import OptimizerPlan
+from fedloom.methods.base import OptimizerRule
 from fedloom.methods.steps import ServerState
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -35,12 +35,12 @@ ROUNDS = 6
 SHAPES = {"weight": (3, 4), "bias": (3,)}
 CPU = torch.device("cpu")
 
-ADAM = OptimizerPlan("adam", 0.1)
-ADAMW = OptimizerPlan("adamw", 0.1, betas=(0.8, 0.95), weight_decay=0.3)
-MOMENTUM = OptimizerPlan("sgd", 0.1, momentum=0.9, weight_decay=0.3)
+ADAM = OptimizerRule("adam", 0.1)
+ADAMW = OptimizerRule("adamw", 0.1, betas=(0.8, 0.95), weight_decay=0.3)
+MOMENTUM = OptimizerRule("sgd", 0.1, momentum=0.9, weight_decay=0.3)
 
 
-def torchs(plan: OptimizerPlan, parameters: list[Tensor]) -> Optimizer:
+def torchs(plan: OptimizerRule, parameters: list[Tensor]) -> Optimizer:
     made: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: Adam(parameters, plan.learning_rate, plan.betas),
         "adamw": lambda: AdamW(parameters, plan.learning_rate, plan.betas, weight_decay=plan.weight_decay),
@@ -54,7 +54,7 @@ def gradients_of(silo: int, step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def moved_by_torch(plan: OptimizerPlan, silo: int, steps: int) -> dict[str, Tensor]:
+def moved_by_torch(plan: OptimizerRule, silo: int, steps: int) -> dict[str, Tensor]:
     parameters = {name: torch.ones(shape, requires_grad=True) for name, shape in SHAPES.items()}
     optimizer = torchs(plan, list(parameters.values()))
     for step in range(steps):
@@ -69,9 +69,9 @@ def moved_by_torch(plan: OptimizerPlan, silo: int, steps: int) -> dict[str, Tens
 @pytest.mark.parametrize("silos", [1, 3])
 @pytest.mark.parametrize("clip", [0.0, 1.5, 100.0])
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("plan", [ADAM, ADAMW, MOMENTUM, OptimizerPlan("sgd", 0.1)], ids=lambda plan: str(plan.name))
-def test_a_stack_moves_as_torch_moves_each_of_it(plan: OptimizerPlan, keep: bool, clip: float, silos: int) -> None:
-    plan = OptimizerPlan(**{**vars(plan), "keep": keep, "clip_norm": clip})
+@pytest.mark.parametrize("plan", [ADAM, ADAMW, MOMENTUM, OptimizerRule("sgd", 0.1)], ids=lambda plan: str(plan.name))
+def test_a_stack_moves_as_torch_moves_each_of_it(plan: OptimizerRule, keep: bool, clip: float, silos: int) -> None:
+    plan = OptimizerRule(**{**vars(plan), "keep": keep, "clip_norm": clip})
     stacked = {name: torch.ones(silos, *shape) for name, shape in SHAPES.items()}
     optimizer = LocalOptimizer(plan, stacked)
     for step in range(4):
@@ -84,7 +84,7 @@ def test_a_stack_moves_as_torch_moves_each_of_it(plan: OptimizerPlan, keep: bool
 
 def test_what_is_kept_goes_on_as_if_nothing_had_been() -> None:
     for plan in (ADAM, ADAMW, MOMENTUM):
-        plan = OptimizerPlan(**{**vars(plan), "keep": True})
+        plan = OptimizerRule(**{**vars(plan), "keep": True})
         whole = {name: torch.ones(2, *shape) for name, shape in SHAPES.items()}
         first = LocalOptimizer(plan, whole)
         first.step(2, [torch.stack([gradients_of(s, 0)[name] for s in (0, 1)]) for name in SHAPES])
@@ -102,7 +102,7 @@ def test_what_is_compiled_is_the_same_rule(decay: float) -> None:
     for step in range(3):
         gradient = torch.stack([gradients_of(silo, step)["weight"] for silo in (0, 1)])
         adam_of_stack([parameter], [gradient], [m], [v], counts, 0.1, (0.9, 0.999), decay)
-    wanted = moved_by_torch(OptimizerPlan("adamw", 0.1, weight_decay=decay), 1, 3)["weight"]
+    wanted = moved_by_torch(OptimizerRule("adamw", 0.1, weight_decay=decay), 1, 3)["weight"]
     torch.testing.assert_close(parameter[1], wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -127,7 +127,7 @@ def schedulers(optimizer: Optimizer, schedule: str, warmup: int) -> LRScheduler:
     ("schedule", "warmup"), [("constant", 0), ("constant", 3), ("cosine", 0), ("cosine", 2), ("cosine", 6)]
 )
 def test_rates_are_those_of_torchs_schedulers(schedule: str, warmup: int) -> None:
-    plan = OptimizerPlan.of(LocalConfig(schedule=schedule, warmup=warmup, learning_rate=0.2))  # type: ignore[arg-type]
+    plan = OptimizerRule.of(LocalConfig(schedule=schedule, warmup=warmup, learning_rate=0.2))  # type: ignore[arg-type]
     optimizer = SGD([torch.zeros(1, requires_grad=True)], 0.2)
     if warmup < ROUNDS:
         wanted, scheduler = [], schedulers(optimizer, schedule, warmup)
@@ -144,7 +144,7 @@ def test_rates_are_those_of_torchs_schedulers(schedule: str, warmup: int) -> Non
 
 
 def test_a_round_moves_by_its_own_rate_also_where_it_is_read_from_the_device() -> None:
-    plan = OptimizerPlan("sgd", 0.5, schedule="cosine")
+    plan = OptimizerRule("sgd", 0.5, schedule="cosine")
     for as_tensor in (False, True):
         weight = torch.zeros(1, 1)
         optimizer = LocalOptimizer(plan, {"weight": weight})

@@ -31,7 +31,7 @@ from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise, HostNoise
 from fedloom.engines.fused_stack import Member, stacks_of
 from fedloom.engines.training import Trainer
-from fedloom.experiment import Experiment, live_together
+from fedloom.experiment import Experiment, run_together
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.ledger import BudgetSpentError, Ledger
@@ -328,15 +328,15 @@ def test_after_memory_ran_out_noise_comes_from_another_source(tmp_path: Path, mo
     """
     cramp(monkeypatch, room=2)
     experiments = [Experiment.of(config_of(*PRIVATE, "rounds=2", *own), LARGER) for own in TWO]
-    lives = [each.begin(tmp_path / str(number)) for number, each in enumerate(experiments)]
+    loops = [each.begin(tmp_path / str(number)) for number, each in enumerate(experiments)]
     first, second = (each.trainer for each in experiments)
     engine = OnDevice(first, FusedOptions(CPU, chunk=5), packed=[second])
-    assert not live_together(lives, engine, engine.rounds)
-    for life in lives:
-        run = life.experiment.config.digest()
-        charges = Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)
+    assert not run_together(loops, engine, engine.rounds)
+    for loop in loops:
+        run = loop.experiment.config.digest()
+        charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
         assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/2")]
-        assert life.earlier_choice["chunk"] == 2
+        assert loop.earlier_choice["chunk"] == 2
 
 
 @pytest.mark.filterwarnings("ignore:out of device memory", "ignore:silo '.*' sits out")
@@ -348,20 +348,20 @@ def test_memory_that_runs_out_in_a_round_done_again_costs_that_round_again(
     just_enough = ("privacy.noise=secure", "privacy.noise_multiplier=0", "privacy.epsilon=4")  # for one round
     budget = () if can_pay else just_enough
     experiment = Experiment.of(config_of(*PRIVATE, "rounds=1", *budget), LARGER)
-    life = experiment.begin(tmp_path / "run")
+    loop = experiment.begin(tmp_path / "run")
 
     def crash(jobs: Mapping[int, Job]) -> dict[int, Outcome]:
         return dict.fromkeys(engine.rounds(jobs), RuntimeError("the machine went down"))
 
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
-    assert str(live_together([life], engine, crash)[0]) == "the machine went down"
+    assert str(run_together([loop], engine, crash)[0]) == "the machine went down"
     cramp(monkeypatch, room=2)
-    again = experiment.take_up(life.folder)
+    again = experiment.take_up(loop.folder)
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
-    failures = live_together([again], engine, engine.rounds)
+    failures = run_together([again], engine, engine.rounds)
     run = experiment.config.digest()
     paid = {(1, f"{run}/cuda/5"), *([(1, f"{run}/cuda/2")] if can_pay else [])}
-    assert set(Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)) == paid
+    assert set(Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)) == paid
     assert len(again.folder.metrics()) == can_pay
     if not can_pay:
         assert isinstance(failures[0], BudgetSpentError)
@@ -380,7 +380,7 @@ def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
     """
     draw_on_device(monkeypatch)
     experiment = Experiment.of(config_of(*PRIVATE, "rounds=4", "engine.checkpoint_every=4"), LARGER)
-    life = experiment.begin(tmp_path / "run")
+    loop = experiment.begin(tmp_path / "run")
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
 
     def cramped_then_crash(jobs: Mapping[int, Job]) -> Mapping[int, Outcome]:
@@ -390,10 +390,10 @@ def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
             cramp(monkeypatch, room=2)
         return {0: RuntimeError("the machine went down")} if number == 4 else engine.rounds(jobs)
 
-    assert str(live_together([life], engine, cramped_then_crash)[0]) == "the machine went down"
-    again = experiment.take_up(life.folder)
+    assert str(run_together([loop], engine, cramped_then_crash)[0]) == "the machine went down"
+    again = experiment.take_up(loop.folder)
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=again.earlier_choice["chunk"]))
-    assert not live_together([again], engine, engine.rounds)
+    assert not run_together([again], engine, engine.rounds)
     run = experiment.config.digest()
-    charges = Ledger(life.folder.ledger, read_only=True)._rows(CHARGES)
+    charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
     assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/5"), (3, f"{run}/cuda/2"), (4, f"{run}/cuda/2")]

@@ -21,7 +21,7 @@ from fedloom.experiment import Experiment, train
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.accounting import Budget, Gaussian, noise_multiplier
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.planning import whole_noise
+from fedloom.privacy.silo_privacy import whole_noise
 from support import equal_bits, federation_of, tiny_config
 
 FEDERATION = federation_of([0] * 40, [1] * 32)

@@ -16,7 +16,7 @@ from torch import nn
 from fedloom.config import Config
 from fedloom.engines import reference
 from fedloom.engines.base import FederationState, Job, Result, Task, initial_state
-from fedloom.engines.charging import Charging, silo_plans
+from fedloom.engines.charging import Charging, privacy_of_silos
 from fedloom.engines.choice import make_engine
 from fedloom.engines.flower.inspection import Inspection, RejectedError
 from fedloom.engines.fused import FusedEngine, FusedOptions
@@ -27,13 +27,13 @@ from fedloom.errors import ConfigError, EgressError
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Release
+from fedloom.methods.base import Method, PayloadRule
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, spent
-from fedloom.privacy.ledger import Ledger, read_accounts, told
-from fedloom.privacy.noise import Moment, StreamNoise
-from fedloom.privacy.planning import whole_noise
-from fedloom.privacy.releases import BoundedSum, Query, Statistic, Unbounded
+from fedloom.privacy.ledger import Ledger, format_epsilon, read_accounts
+from fedloom.privacy.noise import NoiseKey, StreamNoise
+from fedloom.privacy.payload_sums import BoundedSum, Query, Statistic, Unbounded
+from fedloom.privacy.silo_privacy import whole_noise
 from fedloom.privacy.summary import summarise
 from fedloom.sharing.plan import RECORD_COUNT, SERVER, BlockKey, Payload, SharingPlan, Tensors
 from fedloom.sharing.update import Update
@@ -59,13 +59,13 @@ def median(query: Query) -> Tensors:
 
 PAYLOAD = Payload("moments", "a noisy sum", {"count": (), "sum": (WIDTH,)})
 SUM = BoundedSum(contribution, BOUND)
-RELEASE = Release(PAYLOAD, SUM)
-UNSAFE = Release(Payload("median", "in clear", {"sum": (WIDTH,)}), Unbounded(median, "medians are not noised"))
+RELEASE = PayloadRule(PAYLOAD, SUM)
+UNSAFE = PayloadRule(Payload("median", "in clear", {"sum": (WIDTH,)}), Unbounded(median, "medians are not noised"))
 
 
-def with_release(method: Method, *releases: Release) -> Method:
+def with_release(method: Method, *releases: PayloadRule) -> Method:
     plan = replace(method.plan, payloads=(*method.plan.payloads, *(release.payload for release in releases)))
-    return replace(method, plan=plan, releases=releases)
+    return replace(method, plan=plan, payloads=releases)
 
 
 class Moments(nn.Module):
@@ -94,14 +94,14 @@ class Pool(ServerStep):
         return Stepped(ServerState({MOMENTS: {**round.state.blocks[MOMENTS], "bias": mean}}))
 
 
-def one_shot(release: Release = RELEASE) -> Method:
+def one_shot(release: PayloadRule = RELEASE) -> Method:
     """Releases and no phases."""
     plan = SharingPlan({"moments": SERVER}, ("a", "b"))
     return with_release(Method("one-shot", plan, build_moments, (), Pool(), {}), release)
 
 
 def trainer_of(
-    *overrides: str, releases: tuple[Release, ...] = (RELEASE,), federation: Federation = FEDERATION
+    *overrides: str, releases: tuple[PayloadRule, ...] = (RELEASE,), federation: Federation = FEDERATION
 ) -> Trainer:
     config = tiny_config(*overrides)
     experiment = Experiment.of(config, federation)
@@ -114,7 +114,7 @@ def planned(config: Config, method: Method, federation: Federation) -> Trainer:
         tuple(silo for silo, attended in enumerate(bare.attended) if number in attended)
         for number in range(1, config.rounds + 1)
     ]
-    return Trainer(config, method, federation, silo_plans(config, federation, method, rounds))
+    return Trainer(config, method, federation, privacy_of_silos(config, federation, method, rounds))
 
 
 def sent_by(engine: ReferenceEngine | FusedEngine, trainer: Trainer, rounds: int = 2) -> dict[tuple[int, int], Tensors]:
@@ -137,7 +137,7 @@ def sent_by(engine: ReferenceEngine | FusedEngine, trainer: Trainer, rounds: int
     ("when", "rounds"), [("first", {1}), ("every", {1, 2}), ("last", {2})], ids=["first", "every", "last"]
 )
 def test_without_a_mechanism_the_plain_sum_is_sent_when_it_is_due(when: When, rounds: set[int]) -> None:
-    trainer = trainer_of(releases=(replace(RELEASE, when=when),))
+    trainer = trainer_of(payloads=(replace(RELEASE, when=when),))
     found = sent_by(ReferenceEngine(trainer), trainer)
     assert set(found) == {(number, silo) for number in rounds for silo in range(3)}
     for (_, silo), tensors in found.items():
@@ -164,7 +164,7 @@ def test_engines_send_the_same_bits(
     engine: Callable[[Trainer], ReferenceEngine | FusedEngine], overrides: tuple[str, ...]
 ) -> None:
     """Workers carry payloads over the process boundary; the fused engine asks the same function."""
-    trainer = trainer_of(*overrides, releases=(replace(RELEASE, when="every"), UNSAFE))
+    trainer = trainer_of(*overrides, payloads=(replace(RELEASE, when="every"), UNSAFE))
     plain, other = sent_by(ReferenceEngine(trainer), trainer), sent_by(engine(trainer), trainer)
     assert {key.partition("/")[0] for key in plain[1, 0]} == {"moments", "median"}
     assert other.keys() == plain.keys()
@@ -179,7 +179,7 @@ def test_what_the_model_learned_may_be_used() -> None:
         return {"sum": bias[:WIDTH].expand(len(batch.x), -1)}
 
     payload = Payload("bias", "for a test", {"sum": (WIDTH,)})
-    trainer = trainer_of(releases=(Release(payload, BoundedSum(decoder_bias)),))
+    trainer = trainer_of(payloads=(PayloadRule(payload, BoundedSum(decoder_bias)),))
     (task, *_) = ReferenceEngine(trainer).tasks(
         initial_state(trainer.method, FEDERATION, trainer.config), RoundContext(1, 2, (0,))
     )
@@ -200,12 +200,12 @@ def test_nothing_is_sent_in_a_trial() -> None:
 
 def test_noise_is_what_the_share_buys_and_all_together_stay_within_the_budget() -> None:
     """A share s of the budget: the noise of one sum that spends it all, divided by sqrt(s), times sqrt(sums)."""
-    trainer = trainer_of(*DP, "privacy.shares.moments=0.25", releases=(replace(RELEASE, when="every"),))
-    alone = trainer_of(*DP, releases=()).privacy
+    trainer = trainer_of(*DP, "privacy.shares.moments=0.25", payloads=(replace(RELEASE, when="every"),))
+    alone = trainer_of(*DP, payloads=()).privacy
     for plan, without in zip(trainer.privacy, alone, strict=True):
         budget = plan.budget
         assert budget == Budget(3.0, 1e-3, "rdp")
-        multiplier = plan.release_noise["moments"]
+        multiplier = plan.payload_noise["moments"]
         assert multiplier == whole_noise(budget) * math.sqrt(2 / 0.25)
         events = [event for number in (1, 2) for event in plan.events(number).values()]
         assert events.count(Gaussian(multiplier)) == 2
@@ -215,11 +215,11 @@ def test_noise_is_what_the_share_buys_and_all_together_stay_within_the_budget() 
 
 
 def test_payloads_alone_share_the_whole_budget() -> None:
-    other = Release(replace(PAYLOAD, name="again"), SUM, share=0.3)
+    other = PayloadRule(replace(PAYLOAD, name="again"), SUM, share=0.3)
     method = with_release(one_shot(), replace(RELEASE, share=0.1), other)
     plan = planned(tiny_config(*DP), method, FEDERATION).privacy[0]
     whole = whole_noise(plan.budget)
-    assert plan.release_noise == {"moments": whole * math.sqrt(0.4 / 0.1), "again": whole * math.sqrt(0.4 / 0.3)}
+    assert plan.payload_noise == {"moments": whole * math.sqrt(0.4 / 0.1), "again": whole * math.sqrt(0.4 / 0.3)}
     events = plan.events(1)
     assert set(events) == {"moments", "again"}  # there is no update to pay for
     assert 0.985 * 3 <= spent(events.values(), 1e-3, "rdp") <= 3
@@ -230,11 +230,11 @@ def test_what_is_sent_is_the_clipped_sum_with_exactly_the_planned_noise() -> Non
     trainer = planned(tiny_config(*SEEDED), one_shot(), FEDERATION)
     found = sent_by(ReferenceEngine(trainer), trainer)
     for silo, plan in enumerate(trainer.privacy):
-        noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, Moment(silo, 1, 0, "moments"))
+        noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, NoiseKey(silo, 1, 0, "moments"))
         x = FEDERATION.silos[silo].train.x
         rows = torch.cat((torch.ones(len(x), 1), x), dim=1)
         clipped = rows * (BOUND / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
-        wanted = clipped.sum(dim=0) + plan.release_noise["moments"] * BOUND * noise
+        wanted = clipped.sum(dim=0) + plan.payload_noise["moments"] * BOUND * noise
         torch.testing.assert_close(
             torch.cat((found[1, silo]["moments/count"][None], found[1, silo]["moments/sum"])), wanted
         )
@@ -247,9 +247,9 @@ def test_subjects_are_clipped_whole() -> None:
     trainer = planned(tiny_config(*SEEDED, "privacy.unit=subject"), one_shot(), alone)
     assert trainer.privacy[0].units == 4
     total = SUM.clipped(silo.train, Moments(), subject)
-    noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, Moment(0, 1, 0, "moments"))
+    noise = StreamNoise(Streams(trainer.config.seed)).normal(1 + WIDTH, NoiseKey(0, 1, 0, "moments"))
     sent = sent_by(ReferenceEngine(trainer), trainer)[1, 0]
-    scale = trainer.privacy[0].release_noise["moments"] * BOUND
+    scale = trainer.privacy[0].payload_noise["moments"] * BOUND
     torch.testing.assert_close(sent["moments/count"].double(), total["count"] + scale * noise[0].double())
 
 
@@ -261,9 +261,9 @@ def test_only_the_number_of_units_weighs_a_silo(unit: str, counts: tuple[int, ..
     data = replace(FEDERATION, silos=(replace(silo, train=train),), groups=("a", "b"))
     trainer = planned(tiny_config(*DP, f"privacy.unit={unit}"), one_shot(), data)
     found = dict(zip(("all", "group=a", "group=b"), counts, strict=True))
-    assert trainer.weights(0) == found
+    assert trainer.counts(0) == found
     assert Member(0, 0, trainer).records == found
-    Inspection(trainer, 20).passed(0, Update(silo.name, 1, {}, trainer.weights(0)), (), {}, "")
+    Inspection(trainer, 20).passed(0, Update(silo.name, 1, {}, trainer.counts(0)), (), {}, "")
     assert found["all"] == trainer.privacy[0].units
     adjacency = summarise(trainer.config.privacy, tmp_path / "none.sqlite").parts["adjacency"]
     assert f"the number of {unit}s, in all and in each of the silo's groups, is declared public" in adjacency
@@ -284,7 +284,7 @@ def test_a_run_of_payloads_alone_is_charged_logged_and_summed_up(tmp_path: Path)
     assert [row["bytes"] for row in rows] == [16 + 4 * (1 + WIDTH)] * 3 + [16] * 3
     told_of = summarise(run.config.privacy, run.folder.ledger)
     assert told_of.parts["mechanism"] == "noisy sums of bounded contributions (moments)"
-    assert told_of.guarantee.startswith(f"({told(accounts[0].spent)}, 0.001)-diff")
+    assert told_of.guarantee.startswith(f"({format_epsilon(accounts[0].spent)}, 0.001)-diff")
 
 
 def test_a_silo_is_charged_before_its_payload_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_a_silo_that_cannot_pay_sends_nothing(tmp_path: Path) -> None:
         one_shot(replace(RELEASE, when="every")),
         FEDERATION,
     )
-    assert trainer.privacy[0].release_noise == {"moments": 1.0}
+    assert trainer.privacy[0].payload_noise == {"moments": 1.0}
     poor = replace(trainer.privacy[1], settings=replace(trainer.privacy[1].settings, epsilon=4.5))
     trainer = replace(trainer, privacy=(trainer.privacy[0], poor, trainer.privacy[2]))
     charging = Charging(trainer, tmp_path / "ledger.sqlite", b"secret")
@@ -339,7 +339,7 @@ def test_without_a_mechanism_a_payload_has_no_guarantee(tmp_path: Path) -> None:
 
 def test_a_payload_that_the_plan_does_not_declare_stays() -> None:
     experiment = Experiment.of(tiny_config(), FEDERATION)
-    trainer = Trainer(experiment.config, replace(experiment.method, releases=(RELEASE,)), FEDERATION)
+    trainer = Trainer(experiment.config, replace(experiment.method, payloads=(RELEASE,)), FEDERATION)
     with pytest.raises(EgressError, match="silo 'silo-0' tried to send payload 'moments'"):
         sent_by(ReferenceEngine(trainer), trainer)
 
@@ -351,7 +351,7 @@ def of_the_batch(model: nn.Module, batch: Batch) -> Tensors:
 @pytest.mark.parametrize(
     ("overrides", "statistic", "complaint"),
     [
-        (("privacy.shares.moment=0.1",), None, "privacy.shares: unknown payload 'moment'"),
+        (("privacy.shares.noise_key=0.1",), None, "privacy.shares: unknown payload 'noise_key'"),
         (("privacy.shares.moments=0.0",), None, r"privacy.shares.moments = 0 must be greater than 0"),
         (("privacy.shares.moments=1.0",), None, "privacy.shares: other releases take 1 of the budget of silo 'silo-0'"),
         ((), BoundedSum(of_the_batch), "what a record contributes to 'sum' depends on the other records of its batch"),
@@ -381,7 +381,7 @@ def test_every_engine_takes_a_method_that_trains_nothing(name: str) -> None:
 
 def length(trainer: Trainer, over: float) -> float:
     """How long a payload of the first silo, with its 20 records, can be; times ``over``."""
-    noise = trainer.privacy[0].release_noise["moments"]
+    noise = trainer.privacy[0].payload_noise["moments"]
     return over * BOUND * (20 + noise * (math.sqrt(1 + WIDTH) + 8))
 
 
@@ -395,12 +395,12 @@ def length(trainer: Trainer, over: float) -> float:
     ],
 )
 def test_the_server_takes_no_payload_that_is_longer_than_records_and_noise_can_make_it(
-    overrides: tuple[str, ...], release: Release, over: float, refused: bool
+    overrides: tuple[str, ...], release: PayloadRule, over: float, refused: bool
 ) -> None:
     trainer = planned(tiny_config(*overrides), one_shot(release), FEDERATION)
     bounded = planned(tiny_config(*DP), one_shot(), FEDERATION)
     payload = {"count": torch.tensor(length(bounded, over)), "sum": torch.zeros(WIDTH)}
-    update = Update(FEDERATION.silos[0].name, 1, {}, trainer.weights(0), {"moments": payload})
+    update = Update(FEDERATION.silos[0].name, 1, {}, trainer.counts(0), {"moments": payload})
     expected = pytest.raises(RejectedError, match=r"sent payload 'moments' with norm .*; 20 records or subjects")
     with expected if refused else contextlib.nullcontext():
         Inspection(trainer, 100).passed(0, update, ("moments",), {}, "")

@@ -70,7 +70,7 @@ def test_local_training_equals_a_plain_loop(optimizer: str, size: int) -> None:
         for name, tensor in block.state_dict().items():
             torch.testing.assert_close(result.update.blocks[key][name], tensor, rtol=1e-5, atol=1e-6)
     assert result.terms["vae/loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert result.update.weights == {"all": size, "group=b": size}
+    assert result.update.counts == {"all": size, "group=b": size}
 
 
 def test_initial_weights_depend_on_block_and_owner_alone() -> None:
@@ -115,7 +115,7 @@ def test_a_branch_does_not_move_before_a_record_of_its_group_comes(optimizer: st
 def test_the_centralised_layout_holds_a_branch_for_each_group() -> None:
     trainer, start = trainer_of(federation_of([0] * 5, [1] * 7), "data.layout=centralised")
     result = train_one(trainer, start, silo=0, round_number=1)
-    assert result.update.weights == {"all": 12, "group=a": 5, "group=b": 7}
+    assert result.update.counts == {"all": 12, "group=a": 5, "group=b": 7}
     assert result.update.blocks.keys() == start.server.blocks.keys() == {ENCODER, A, B}
     assert all(not equal_bits(result.update.blocks[key], start.server.blocks[key]) for key in (ENCODER, A, B))
 

@@ -20,7 +20,7 @@ from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.methods.base import Method, Pathway, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.methods.steps import Merged, ServerState
-from fedloom.sharing.plan import GLOBAL, SILO, UPLOAD, BlockKey, BlockPlan, SharingPlan
+from fedloom.sharing.plan import GLOBAL, SILO, UPLOAD, BlockKey, BlockRule, SharingPlan
 from fedloom.streams import Streams
 
 SIDE = 6
@@ -70,7 +70,7 @@ def federation(canaries: int = 0) -> Federation:
     return with_canaries(plain, AuditConfig(canaries=canaries), Streams(0))
 
 
-def evaluation(data: Federation, memory: Mapping[str, Records], decoder: BlockPlan = GLOBAL) -> Evaluation:
+def evaluation(data: Federation, memory: Mapping[str, Records], decoder: BlockRule = GLOBAL) -> Evaluation:
     """A run whose server holds, for each owner, a decoder that knows some records by heart."""
     plan = SharingPlan({"decoder": decoder}, data.groups)
     sizes = {owner: len(records) for owner, records in memory.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, SampleInputs
+from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, SampleInputs
 from fedloom.methods.steps import Merged, ServerRound, ServerState, ServerStep, Stepped
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.networks import Flat
@@ -77,7 +77,7 @@ def from_generator(model: nn.Module, inputs: SampleInputs) -> Tensor:
 
 def gan() -> Method:
     plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, GROUPS)
-    critic, artist = OptimizerPlan("adam", 2e-3, betas=(0.5, 0.9), keep=True), OptimizerPlan("sgd", 0.1)
+    critic, artist = OptimizerRule("adam", 2e-3, betas=(0.5, 0.9), keep=True), OptimizerRule("sgd", 0.1)
     return Method(
         name="probe-gan",
         plan=plan,
@@ -110,7 +110,7 @@ def private_encoder() -> Method:
         name="probe-private-encoder",
         plan=plan,
         build=build_vae,
-        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
+        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerRule()),),
         server_step=Merged(),
         pathways={"z1": Pathway({"z1": (LATENT,)}, from_decoder, "noise -> x", ("decoder",))},
     )
@@ -168,7 +168,7 @@ def distillation() -> Method:
         name="probe-distillation",
         plan=SharingPlan({"encoder": SILO, "decoder": UPLOAD, "student": SERVER}, GROUPS),
         build=build_teacher_or_student,
-        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerPlan()),),
+        phases=(Phase("vae", ("encoder", "decoder"), Elbo(LATENT), OptimizerRule()),),
         server_step=Distil(),
         pathways={"z": Pathway({"z": (LATENT,)}, from_student, "noise -> x", ("student",))},
     )

@@ -60,7 +60,7 @@ def test_its_plan_keeps_encoders_and_sends_decoders() -> None:
     method = make_method(Setting(config_of(ALIGN), (1, 9, 8), ("a", "b"), ()))
     assert method.plan.blocks == {"encoder": SILO, "decoder": UPLOAD}
     assert [payload.name for payload in method.plan.payloads] == ["records"]
-    assert method.releases == ()
+    assert method.payloads == ()
 
 
 def test_the_papers_network_has_the_papers_parameters_and_half_of_them_travel() -> None:

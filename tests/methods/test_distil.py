@@ -15,7 +15,7 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Setting, make_method
+from fedloom.methods.base import Method, OptimizerRule, Setting, make_method
 from fedloom.methods.distil import Distil
 from fedloom.methods.generator import Generator
 from fedloom.methods.steps import Merged, ServerState, Steps
@@ -78,24 +78,24 @@ def collected(step: Distil, server: ServerState, updates: Sequence[Update], numb
     return step.collected(replace(round_of(averaged, updates, context(number), STREAMS), before=server))
 
 
-def test_permuting_the_silos_leaves_every_bit_of_the_lesson_and_the_model_unchanged() -> None:
+def test_permuting_the_silos_leaves_every_bit_of_the_distillation_and_the_model_unchanged() -> None:
     trainer, start, step = aligned("server.replay=1", "server.balance=size")
     updates = updates_of(trainer, start)
-    lessons = []
+    distillations = []
     for order in itertools.islice(itertools.permutations(updates), 0, 120, 17):
         server = collected(step, start.server, order, 1)
-        lessons.append(step.lesson(server, context(1), STREAMS, CPU))
-    first, *others = lessons
+        distillations.append(step.distillation(server, context(1), STREAMS, CPU))
+    first, *others = distillations
     assert len(others) > 5
-    school = ReferenceEngine(trainer)
-    model = school.teach(first).weights
+    distiller = ReferenceEngine(trainer)
+    model = distiller.distil(first).weights
     assert not equal_bits(model, first.weights)
-    for lesson in others:
-        assert torch.equal(lesson.records.x, first.records.x)
-        assert torch.equal(lesson.records.group, first.records.group)
-        assert equal_bits(lesson.weights, first.weights)
-        assert lesson.seed == first.seed
-        assert equal_bits(school.teach(lesson).weights, model)
+    for distillation in others:
+        assert torch.equal(distillation.records.x, first.records.x)
+        assert torch.equal(distillation.records.group, first.records.group)
+        assert equal_bits(distillation.weights, first.weights)
+        assert distillation.seed == first.seed
+        assert equal_bits(distiller.distil(distillation).weights, model)
 
 
 def test_teachers_come_by_name_with_their_groups() -> None:
@@ -217,16 +217,16 @@ def test_a_round_without_participants_leaves_the_server_as_it_was() -> None:
 def test_the_server_starts_where_it_ended_with_or_without_its_moments(keep: str) -> None:
     trainer, start, step = aligned(f"server.keep_optimizer={keep}")
     first, _, _ = rounds_of(ReferenceEngine(trainer), start, (EVERYBODY,))
-    lesson = step.lesson(first.server, context(2), STREAMS, CPU)
+    distillation = step.distillation(first.server, context(2), STREAMS, CPU)
     for block in ("encoder", "decoder"):
         own = first.server.blocks[BlockKey(block, "server")]
         assert equal_bits(
             {f"{block}.{n}": t for n, t in own.items()},
-            {n: t for n, t in lesson.weights.items() if n.startswith(block)},
+            {n: t for n, t in distillation.weights.items() if n.startswith(block)},
         )
         assert not equal_bits(own, start.server.blocks[BlockKey(block, "server")])
     # 200 samples in batches of 16: 13 steps.
-    counts = {tensor.item() for name, tensor in lesson.moments.items() if name.endswith("/step")}
+    counts = {tensor.item() for name, tensor in distillation.moments.items() if name.endswith("/step")}
     assert counts == ({13.0} if keep == "true" else set())
 
 
@@ -242,7 +242,7 @@ def test_the_servers_model_and_training_have_settings_of_their_own(limit: float)
     _, _, step = aligned(*overrides, *([f"server.model.lipschitz={limit}"] if limit else []))
     (phase,) = step.student.phases
     assert phase.objective == Elbo(4, 0.5)
-    assert phase.optimizer == OptimizerPlan("adam", 0.02)
+    assert phase.optimizer == OptimizerRule("adam", 0.02)
     assert not phase.touches_records
     for method, bounded in ((step.method, True), (step.student, limit > 0)):
         layers = method.build(Site("a0", (0,))).modules()
@@ -325,9 +325,9 @@ def test_after_averaging_the_samples_may_be_those_of_each_silo() -> None:
         torch.testing.assert_close(images[first : first + 40], torch.sigmoid(model.get_submodule("decoder")(z)))
     assert (images[40:80] == 0.5).all()  # the newest of a1, all weights zero
     assert len(images) == 6 * 40
-    lesson = step.lesson(server, context(2), STREAMS, CPU)
+    distillation = step.distillation(server, context(2), STREAMS, CPU)
     average = server.blocks[BlockKey("decoder", "all")]
-    assert equal_bits({n: lesson.weights[f"decoder.{n}"] for n in average}, average)
+    assert equal_bits({n: distillation.weights[f"decoder.{n}"] for n in average}, average)
 
 
 def test_an_average_that_nobody_trained_is_not_replayed() -> None:
@@ -339,15 +339,15 @@ def test_an_average_that_nobody_trained_is_not_replayed() -> None:
 
 
 def test_the_average_itself_may_go_on_learning_and_comes_down() -> None:
-    """ContrastAvgSynth: what the silos receive is the average after its lesson, and the server has no other model."""
+    """ContrastAvgSynth: silos receive the average after its distillation, and the server has no other model."""
     options = ("method.name=moon", "server.step=mean+distil", "server.trains=merged", *SMALL)
     trainer, start = trainer_of(config_of(*options), UNEQUAL)
     step = distil_of(trainer)
     assert trainer.method.server_plan is None
     averaged = collected(step, start.server, updates_of(trainer, start), 1)
-    lesson = step.lesson(averaged, context(1), STREAMS, CPU)
+    distillation = step.distillation(averaged, context(1), STREAMS, CPU)
     assert equal_bits(
-        {n.removeprefix("encoder."): t for n, t in lesson.weights.items() if n.startswith("encoder.")},
+        {n.removeprefix("encoder."): t for n, t in distillation.weights.items() if n.startswith("encoder.")},
         averaged.blocks[BlockKey("encoder", "all")],
     )
     state, _, _ = rounds_of(ReferenceEngine(trainer), start, (EVERYBODY,))

@@ -14,7 +14,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, Observer, resume, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import OptimizerPlan, Setting, make_method
+from fedloom.methods.base import OptimizerRule, Setting, make_method
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.sharing.plan import GLOBAL, BlockKey
 from support import assert_same_run, equal_bits, tiny_config
@@ -35,7 +35,7 @@ def test_both_blocks_are_shared_by_all_and_only_the_discriminator_touches_record
         (("generator",), False),
     ]
     assert [phase.optimizer for phase in method.phases] == [
-        OptimizerPlan("adam", rate, (0.5, 0.999), keep=True) for rate in (2e-4, 1e-4)
+        OptimizerRule("adam", rate, (0.5, 0.999), keep=True) for rate in (2e-4, 1e-4)
     ]
 
 

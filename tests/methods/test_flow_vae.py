@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.engines.base import RoundReport, initial_state
-from fedloom.engines.charging import silo_plans
+from fedloom.engines.charging import privacy_of_silos
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, Observer, resume, train
 from fedloom.federation.records import Batch, Federation, batch_of
@@ -259,7 +259,7 @@ def test_every_phase_that_sees_records_is_paid_for(
 ) -> None:
     private = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=2", "privacy.accountant=rdp")
     config = tiny_config(*overrides, *private, "local.epochs=3")
-    plans = silo_plans(config, tiny_federation, tiny_method(tiny_federation, *overrides), [(0, 1, 2, 3)] * 2)
+    plans = privacy_of_silos(config, tiny_federation, tiny_method(tiny_federation, *overrides), [(0, 1, 2, 3)] * 2)
     assert [plan.steps for plan in plans] == [phases * 3 * 3] * 4  # 3 epochs of 40 records in batches of 16
 
 

@@ -12,8 +12,8 @@ from fedloom.federation.records import Records, batch_of
 from fedloom.methods.latents import DRAWS, Draw, FitMixture, NearestPoint, nearest, points, release
 from fedloom.modalities.likelihoods import Bernoulli
 from fedloom.models.vae import VAE
-from fedloom.privacy.noise import Moment
-from fedloom.privacy.releases import Query
+from fedloom.privacy.noise import NoiseKey
+from fedloom.privacy.payload_sums import Query
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -84,7 +84,7 @@ def model_and_records() -> tuple[VAE, Records]:
 
 def test_a_silos_mixture_finds_its_clusters() -> None:
     model, records = model_and_records()
-    fitted = FitMixture(2)(Query(records, model, STREAMS, Moment(0, 1, 0), None))
+    fitted = FitMixture(2)(Query(records, model, STREAMS, NoiseKey(0, 1, 0), None))
     order = fitted["weights"].argsort()
     torch.testing.assert_close(fitted["weights"][order], torch.tensor([0.25, 0.75]), rtol=0, atol=1e-3)
     torch.testing.assert_close(fitted["means"][order], torch.tensor([[-2.0, 0.0], [2.0, 0.0]]), rtol=0, atol=0.15)
@@ -92,7 +92,7 @@ def test_a_silos_mixture_finds_its_clusters() -> None:
 
 def test_a_silo_with_fewer_records_than_components_sends_what_is_declared() -> None:
     model, records = model_and_records()
-    fitted = FitMixture(3)(Query(records.take(torch.tensor([0])), model, STREAMS, Moment(0, 1, 0), None))
+    fitted = FitMixture(3)(Query(records.take(torch.tensor([0])), model, STREAMS, NoiseKey(0, 1, 0), None))
     sent = release(ServerConfig(latents="mixture", components=3), LATENT, STREAMS)
     assert sent is not None
     assert {name: tuple(tensor.shape) for name, tensor in fitted.items()} == sent.payload.shapes

@@ -18,7 +18,7 @@ from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.objectives.base import Step
-from fedloom.privacy.noise import Moment
+from fedloom.privacy.noise import NoiseKey
 from fedloom.privacy.summary import summarise
 from support import federation_of, tiny_config, written_out
 
@@ -34,13 +34,13 @@ class Everybody:
 
     repeatable = True
 
-    def uniform(self, count: int, moment: Moment) -> Tensor:
+    def uniform(self, count: int, noise_key: NoiseKey) -> Tensor:
         return torch.zeros(count, dtype=torch.float64)
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
         return torch.zeros(len(steps), count, dtype=torch.float64)
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+    def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(count, device=device)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import METHODS, Method, OptimizerPlan, Setting, make_method
+from fedloom.methods.base import METHODS, Method, OptimizerRule, Setting, make_method
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
 from fedloom.objectives.elbo import Elbo
@@ -52,7 +52,7 @@ def test_variants_differ_by_prior_and_scope_of_the_decoder_alone(
     (phase,) = method.phases
     assert phase.trains == ("encoder", "decoder")
     assert phase.objective == Elbo(latent=4, kl_weight=0.5)
-    assert phase.optimizer == OptimizerPlan("sgd", 1e-3, keep=True)
+    assert phase.optimizer == OptimizerRule("sgd", 1e-3, keep=True)
     assert phase.touches_records
 
 

@@ -49,7 +49,7 @@ def test_each_step_goes_on_from_the_one_before() -> None:
     assert found.state.blocks[KEY]["w"].item() == -30
     assert {name: tensor.item() for name, tensor in found.state.memory.items()} == {"times 3.0": 7.0, "times -2.0": 7.0}
     assert found.terms == {"x3.0": 15.0, "x-2.0": -30.0}
-    assert found.lesson is None
+    assert found.distillation is None
     assert steps.initial(STREAMS).memory.keys() == {"times 3.0", "times -2.0"}
 
 

@@ -20,7 +20,7 @@ from fedloom.cli import main
 from fedloom.config import Config, load_config
 from fedloom.deployment import worker
 from fedloom.deployment.charter import Charter, load_records
-from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.errors import ConfigError, DataError
 from fedloom.experiment import Experiment, Run, load, resume, train
 from fedloom.federation.building import build_federation, federation_from_arrays
@@ -178,7 +178,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     charter = Charter(name="f", address="f:1", silos={"a": "ct", "b": "mri"}, shape=(STEPS,), modality="counts")
-    home = SiloHome.create(tmp_path / "b", Invitation("b", charter, "a certificate"))
+    home = SiloDirectory.create(tmp_path / "b", Invitation("b", charter, "a certificate"))
     (home.path / "policy.toml").write_text('plugins = ["counts==1.0"]\n')
     np.savez(tmp_path / "own.npz", x_train=np.ones((4, STEPS)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)

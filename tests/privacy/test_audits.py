@@ -24,7 +24,7 @@ from fedloom.privacy.audits import (
 )
 from fedloom.privacy.clipping import Fixed
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.noise import Moment, StreamNoise
+from fedloom.privacy.noise import NoiseKey, StreamNoise
 from fedloom.streams import Streams
 from support import written_out
 
@@ -73,7 +73,7 @@ def trained_with_canaries(noise: float, count: int = 1000) -> tuple[Tensor, Tens
     dp = DPSGD(noise, rate=1.0, expected=1.0, clipping=Fixed(1.0))
     values = 5.0 * w
     total = dp.clipped_sum(values, coins.float(), {"w": w}, dp.clipping.start(), written_out(values, {"w": w}))
-    gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(streams), Moment(0, 1, 0)))
+    gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(streams), NoiseKey(0, 1, 0)))
     return gradients["w"], coins
 
 

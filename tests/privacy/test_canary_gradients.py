@@ -16,7 +16,7 @@ from fedloom.privacy.accounting import Budget, Gaussian, noise_multiplier, spent
 from fedloom.privacy.canary_gradients import audit_mechanism, evidence, right_angles
 from fedloom.privacy.clipping import Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.noise import Moment, SecureNoise
+from fedloom.privacy.noise import NoiseKey, SecureNoise
 
 DELTA, EPSILON, CANARIES = 1e-5, 2.0, 1000
 SETTINGS = {"one whole batch": (1.0, 1), "whole batches": (1.0, 20), "sampled": (0.1, 60), "seldom": (0.05, 120)}
@@ -93,9 +93,9 @@ def test_a_bound_that_does_not_bind_is_refuted(monkeypatch: pytest.MonkeyPatch) 
     assert audit_mechanism(mechanism, steps, SecureNoise(), delta=DELTA).refutes(claimed(mechanism, steps))
 
 
-def often(count: int, moment: Moment) -> Tensor:
+def often(count: int, noise_key: NoiseKey) -> Tensor:
     """Coins that draw a record ten times as often; whether a canary takes part is left alone."""
-    return SecureNoise().uniform(count, moment) / (1 if moment.use else 10)
+    return SecureNoise().uniform(count, noise_key) / (1 if noise_key.use else 10)
 
 
 def test_coins_that_fall_too_often_are_refuted() -> None:

@@ -19,14 +19,14 @@ from fedloom.privacy.clipping import Clipping, Fixed, Lengths, MedianNorm, Quant
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, compact, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.lipschitz import bound_spectrally
-from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
+from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
 from fedloom.privacy.per_example import Watch, watched_gradients
 from fedloom.privacy.sampling import passes, poisson_sample
 from fedloom.privacy.trust import Distributed, Local
 from fedloom.streams import Streams
 from support import written_out
 
-NOW = Moment(0, 1, 0)
+NOW = NoiseKey(0, 1, 0)
 KINDS = ("mlp", "conv", "up", "certified")
 
 
@@ -178,7 +178,7 @@ def released(dp: DPSGD, steps: int) -> Tensor:
     for step in range(steps):
         values = 5.0 * w.expand(1)
         total = dp.clipped_sum(values, torch.ones(1), {"w": w}, dp.clipping.start(), written_out(values, {"w": w}))
-        gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(Streams(3)), Moment(0, 0, step)))
+        gradients, _ = dp.release(total, dp.draw({"w": w}, StreamNoise(Streams(3)), NoiseKey(0, 0, step)))
         found.append(gradients["w"])
     return torch.cat(found)
 
@@ -220,7 +220,7 @@ def test_all_silos_of_one_batched_program_are_released_as_each_would_be_alone() 
     dp, model = mechanism(clipping=Quantile(initial=2.0)), network(0, "mlp")
     parameters = dict(model.named_parameters())
     sums = [sum_of(dp, model, torch.randn(5, 8), bound=bound) for bound in (0.5, 2.0, 3.0)]
-    noises = [dp.draw(parameters, StreamNoise(Streams(0)), Moment(silo, 1, 0)) for silo in range(3)]
+    noises = [dp.draw(parameters, StreamNoise(Streams(0)), NoiseKey(silo, 1, 0)) for silo in range(3)]
 
     stacked = {name: torch.stack([total.gradients[name] for total in sums]) for name in parameters}
     noise = {name: torch.stack([each[name] for each in noises]) for name in noises[0]}
@@ -274,7 +274,7 @@ def test_the_bound_follows_the_quantile_and_its_counts_are_paid_for() -> None:
         total = dp.clipped_sum(values, torch.ones(100), {"w": w}, bound, written_out(values, {"w": w}))
         clipped = [min(n, float(bound)) for n in range(1, 101)]
         assert float(total.gradients["w"]) == pytest.approx(sum(clipped) / 100, rel=1e-5)
-        _, bound = dp.release(total, dp.draw({"w": w}, streams, Moment(0, 0, step)))
+        _, bound = dp.release(total, dp.draw({"w": w}, streams, NoiseKey(0, 0, step)))
     assert 25 < float(bound) < 35
 
 
@@ -424,12 +424,12 @@ def test_a_private_run_spends_what_its_events_say() -> None:
     w, streams, events = nn.Parameter(torch.zeros(2)), StreamNoise(Streams(5)), []
     for round in range(10):
         for step in range(30):
-            moment = Moment(0, round, step)
-            chosen = poisson_sample(streams, 200, dp.rate, moment)
+            noise_key = NoiseKey(0, round, step)
+            chosen = poisson_sample(streams, 200, dp.rate, noise_key)
             values = 0.5 * (x[chosen] - w).square().sum(1)
             ones, forms = torch.ones(len(chosen)), written_out(values, {"w": w})
             total = dp.clipped_sum(values, ones, {"w": w}, dp.clipping.start(), forms)
-            gradients, _ = dp.release(total, dp.draw({"w": w}, streams, moment))
+            gradients, _ = dp.release(total, dp.draw({"w": w}, streams, noise_key))
             with torch.no_grad():
                 w -= 0.1 * gradients["w"]
         events.append(dp.event(30))

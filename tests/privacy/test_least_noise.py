@@ -7,17 +7,19 @@ import math
 import pytest
 
 from fedloom.config import PrivacyConfig
-from fedloom.privacy.planning import PlannedRelease, SiloPlan
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
+from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy
 
 SUM = BoundedSum(lambda *_: {})
 
 
-def plan(rounds: int = 2, steps: int = 3, pretraining: int = 0, payload: float = 0.0, **settings: object) -> SiloPlan:
+def plan(
+    rounds: int = 2, steps: int = 3, pretraining: int = 0, payload: float = 0.0, **settings: object
+) -> SiloPrivacy:
     """100 records in batches of 10."""
-    releases = (PlannedRelease("moments", SUM, (1,), payload),) if payload else ()
+    releases = (PlannedPayload("moments", SUM, (1,), payload),) if payload else ()
     privacy = PrivacyConfig(mechanism="dp-sgd", **settings)  # type: ignore[arg-type]
-    return SiloPlan("a", 100, tuple(range(1, rounds + 1)), steps, 10, privacy, releases, pretraining=pretraining)
+    return SiloPrivacy("a", 100, tuple(range(1, rounds + 1)), steps, 10, privacy, releases, pretraining=pretraining)
 
 
 def test_of_all_rounds() -> None:
@@ -39,7 +41,7 @@ def test_of_pretraining(part: float, least: str) -> None:
 def test_of_payloads(steps: int) -> None:
     """A single sum of half the budget has less noise than 800 steps of the other half."""
     found = plan(steps=steps, epsilon=3.0, accountant="rdp", payload=0.5)
-    assert found.least_noise == found.release_noise["moments"]
+    assert found.least_noise == found.payload_noise["moments"]
     assert len(found.noise) == (2 if steps else 0)
     assert all(found.least_noise < noise for noise in found.noise.values())
 

@@ -9,7 +9,7 @@ from scipy.stats import binom, kstest, norm
 from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import Moment, Randomness, SecureNoise, StreamNoise, deployment_noise, joined, keyed
+from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise, deployment_noise, joined, keyed
 from fedloom.streams import Streams
 
 SECRET = bytes(range(32))
@@ -18,7 +18,7 @@ SOURCES: dict[str, Randomness] = {
     "keyed": keyed(SECRET, "a query"),
     "secure": SecureNoise(),
 }
-NOW = Moment(silo=2, round=3, step=5)
+NOW = NoiseKey(silo=2, round=3, step=5)
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
@@ -58,7 +58,8 @@ def test_every_step_has_coins_of_its_own(source: Randomness) -> None:
     assert all(kstest(row.numpy(), "uniform").pvalue > 1e-9 for row in coins)
     if source.repeatable:
         assert all(
-            torch.equal(row, source.uniform(50_000, Moment(2, 3, int(n)))) for n, row in zip(steps, coins, strict=True)
+            torch.equal(row, source.uniform(50_000, NoiseKey(2, 3, int(n))))
+            for n, row in zip(steps, coins, strict=True)
         )
 
 
@@ -67,18 +68,18 @@ def test_only_seeded_sources_repeat_themselves_and_only_in_the_same_moment(name:
     source = SOURCES[name]
     assert source.repeatable == (name != "secure")
     steps = torch.arange(2)
-    draws: tuple[Callable[[Moment], Tensor], ...] = (
-        lambda moment: source.normal(50, moment),
-        lambda moment: source.uniform(50, moment),
-        lambda moment: source.coins(9, moment.silo, moment.round, moment.step + steps),
-        lambda moment: source.examples("latents", 3, 4, moment.silo, moment.round, moment.step + steps),
+    draws: tuple[Callable[[NoiseKey], Tensor], ...] = (
+        lambda noise_key: source.normal(50, noise_key),
+        lambda noise_key: source.uniform(50, noise_key),
+        lambda noise_key: source.coins(9, noise_key.silo, noise_key.round, noise_key.step + steps),
+        lambda noise_key: source.examples("latents", 3, 4, noise_key.silo, noise_key.round, noise_key.step + steps),
     )
     for draw in draws:
-        assert torch.equal(draw(NOW), draw(Moment(2, 3, 5))) == source.repeatable
-        for other in (Moment(1, 3, 5), Moment(2, 4, 5), Moment(2, 3, 6)):
+        assert torch.equal(draw(NOW), draw(NoiseKey(2, 3, 5))) == source.repeatable
+        for other in (NoiseKey(1, 3, 5), NoiseKey(2, 4, 5), NoiseKey(2, 3, 6)):
             assert not torch.equal(draw(NOW), draw(other))
     for draw in draws[:2]:  # which have uses beside steps
-        assert not torch.equal(draw(NOW), draw(Moment(2, 3, 5, "moments")))
+        assert not torch.equal(draw(NOW), draw(NoiseKey(2, 3, 5, "moments")))
 
 
 def test_every_bit_of_a_moments_seed_changes_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import torch
 from fedloom.config import PrivacyConfig
 from fedloom.federation.records import Batch
 from fedloom.privacy.accounting import Budget, Gaussian, NoGuarantee, allocation
-from fedloom.privacy.planning import REPEATABLE, PlannedRelease, SiloPlan
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
+from fedloom.privacy.silo_privacy import REPEATABLE, PlannedPayload, SiloPrivacy
 from fedloom.sharing.plan import Tensors
 
 SETTINGS = PrivacyConfig(mechanism="dp-sgd", epsilon=3.0, delta=1e-3, accountant="rdp")
@@ -23,15 +23,15 @@ def nothing(_: torch.nn.Module, batch: Batch) -> Tensors:
     return {"sum": torch.zeros(len(batch.x), 1)}
 
 
-MOMENTS = PlannedRelease("moments", BoundedSum(nothing), OWN_ROUNDS, 0.2)
-PLAN = SiloPlan("north", 100, OWN_ROUNDS, 7, 10, SETTINGS)
+MOMENTS = PlannedPayload("moments", BoundedSum(nothing), OWN_ROUNDS, 0.2)
+PLAN = SiloPrivacy("north", 100, OWN_ROUNDS, 7, 10, SETTINGS)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "late"])
 @pytest.mark.parametrize("releases", [(), (MOMENTS,)], ids=["", "moments"])
 @pytest.mark.parametrize("pretraining", [0, 4])
 def test_all_that_is_planned_together_spends_the_budget_and_no_more(
-    kind: Literal["uniform", "late"], releases: tuple[PlannedRelease, ...], pretraining: int
+    kind: Literal["uniform", "late"], releases: tuple[PlannedPayload, ...], pretraining: int
 ) -> None:
     settings = replace(SETTINGS, allocation=kind)
     plan = replace(PLAN, settings=settings, releases=releases, pretraining=pretraining)
@@ -55,7 +55,7 @@ def test_noise_that_is_given_is_divided_by_the_root_of_a_rounds_weight() -> None
     plan = replace(PLAN, rounds=tuple(range(1, 17)), settings=settings, releases=(MOMENTS,))
     costs = [4 / plan.noise[round] ** 2 for round in plan.rounds]
     assert costs == pytest.approx(allocation(16, "late"))
-    assert plan.release_noise == {"moments": 2.0}
+    assert plan.payload_noise == {"moments": 2.0}
     assert plan.budget.epsilon == float("inf")
 
 
@@ -65,11 +65,11 @@ def test_silos_that_share_their_noise_plan_for_the_strictest_in_training_and_in_
         (PLAN, strict),
         (replace(PLAN, steps=0, releases=(MOMENTS,)), replace(strict, steps=0, releases=(MOMENTS,))),
     ):
-        alone = harsh.noise | harsh.release_noise
+        alone = harsh.noise | harsh.payload_noise
         both = (lenient, harsh)
-        assert all(min(alone.values()) > noise for noise in (lenient.noise | lenient.release_noise).values())
+        assert all(min(alone.values()) > noise for noise in (lenient.noise | lenient.payload_noise).values())
         for plan in (replace(each, partners=both) for each in both):
-            assert plan.noise | plan.release_noise == alone
+            assert plan.noise | plan.payload_noise == alone
 
 
 def test_the_budget_is_the_silos_own_for_its_own_unit() -> None:
@@ -90,5 +90,5 @@ def test_noise_that_a_seed_gives_is_as_large_as_any_and_charged_as_no_guarantee(
     assert (plan.problem, plan.budget.epsilon) == (REPEATABLE, float("inf"))
     assert (honest.problem, honest.budget.epsilon) == ("", 3.0)
     assert not any(isinstance(event, NoGuarantee) for event in honest.events(2).values())
-    assert (plan.granted, plan.noise, plan.release_noise) == (honest.granted, honest.noise, honest.release_noise)
+    assert (plan.granted, plan.noise, plan.payload_noise) == (honest.granted, honest.noise, honest.payload_noise)
     assert plan.least_noise == honest.least_noise

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch, Records
 from fedloom.privacy import releases
-from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
-from fedloom.privacy.releases import BoundedSum, Query, SumNoise
+from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
+from fedloom.privacy.payload_sums import BoundedSum, Query, SumNoise
 from fedloom.streams import Streams
 
-NOW = Moment(0, 1, 0, "moments")
+NOW = NoiseKey(0, 1, 0, "moments")
 MODEL = nn.Identity()
 
 
@@ -100,7 +100,7 @@ def test_the_noise_has_the_stated_width(source: StreamNoise | SecureNoise) -> No
 
 
 def test_payloads_have_noise_of_their_own() -> None:
-    """Noise that another release of the same moment also got could be taken out by subtraction."""
+    """Noise that another release of the same noise_key also got could be taken out by subtraction."""
     source = StreamNoise(Streams(1))
     draws = [source.normal(64, replace(NOW, use=use)) for use in ("", "moments", "counts")]
     for i in range(3):

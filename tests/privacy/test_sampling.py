@@ -9,7 +9,7 @@ from scipy.stats import binom, chisquare
 from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import Moment, SecureNoise, StreamNoise
+from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
 from fedloom.privacy.sampling import capacity, passes, poisson_sample, sampling_rate, subject_passes
 from fedloom.streams import Streams
 
@@ -27,11 +27,11 @@ def sizes_look_binomial(batches: list[Tensor]) -> bool:
 
 def test_batches_are_poisson_samples() -> None:
     streams = StreamNoise(Streams(1))
-    batches = [poisson_sample(streams, UNITS, RATE, Moment(0, 1, step)) for step in range(2000)]
+    batches = [poisson_sample(streams, UNITS, RATE, NoiseKey(0, 1, step)) for step in range(2000)]
     assert sizes_look_binomial(batches)
     often = torch.stack([torch.bincount(batch, minlength=UNITS) for batch in batches]).double().mean(0)
     assert ((often - RATE).abs() < 5 * (RATE * (1 - RATE) / 2000) ** 0.5).all(), "every record has the same chance"
-    secure = [poisson_sample(SecureNoise(), UNITS, RATE, Moment(0, 1, step)) for step in range(2000)]
+    secure = [poisson_sample(SecureNoise(), UNITS, RATE, NoiseKey(0, 1, step)) for step in range(2000)]
     assert sizes_look_binomial(secure)
 
 
@@ -42,9 +42,9 @@ def test_shuffled_batches_are_found_out() -> None:
 
 def test_samples_are_a_function_of_the_moment() -> None:
     streams = StreamNoise(Streams(1))
-    one = poisson_sample(streams, 500, 0.5, Moment(3, 2, 7))
-    assert torch.equal(one, poisson_sample(streams, 500, 0.5, Moment(3, 2, 7)))
-    assert not torch.equal(one, poisson_sample(streams, 500, 0.5, Moment(3, 2, 8)))
+    one = poisson_sample(streams, 500, 0.5, NoiseKey(3, 2, 7))
+    assert torch.equal(one, poisson_sample(streams, 500, 0.5, NoiseKey(3, 2, 7)))
+    assert not torch.equal(one, poisson_sample(streams, 500, 0.5, NoiseKey(3, 2, 8)))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40])

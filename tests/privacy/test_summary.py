@@ -10,7 +10,7 @@ import pytest
 
 from fedloom.config import PrivacyConfig
 from fedloom.privacy.accounting import Budget, Event, Gaussian, NoGuarantee
-from fedloom.privacy.ledger import Ledger, told
+from fedloom.privacy.ledger import Ledger, format_epsilon
 from fedloom.privacy.summary import PrivacySummary, summarise
 
 SETTINGS = PrivacyConfig(mechanism="dp-sgd", epsilon=9.0, clip=0.5)
@@ -34,9 +34,11 @@ def test_the_silo_that_spent_most_and_the_largest_delta_speak_for_all(spender: B
     found = summary_of(tmp_path, charged)
     spent, replaced = spender.spent([MUCH]), spender.spent([MUCH], "replaced")
     assert found.guarantee == (
-        f"({told(spent)}, 0.001)-differential privacy for each record, by what every silo has spent so far"
+        f"({format_epsilon(spent)}, 0.001)-differential privacy for each record, by what every silo has spent so far"
     )
-    assert found.parts["replacement"] == f"for one record replaced by another: at most epsilon {told(replaced)}"
+    assert (
+        found.parts["replacement"] == f"for one record replaced by another: at most epsilon {format_epsilon(replaced)}"
+    )
     values = found.to_mapping()
     assert (values["epsilon"], values["epsilon_replaced"], values["delta"]) == (spent, replaced, 1e-3)
     assert values["replacement"] == found.parts["replacement"]

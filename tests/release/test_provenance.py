@@ -15,7 +15,7 @@ import yaml
 from fedloom.config import AuditConfig, Config
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.experiment import Run, load, train
-from fedloom.privacy.ledger import read_accounts, told
+from fedloom.privacy.ledger import format_epsilon, read_accounts
 from fedloom.release.cards import dataset_card
 from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
 from fedloom.release.synthesis import SynthesisOrder, synthesize
@@ -62,10 +62,12 @@ def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(priva
     check_risk(found, private.folder, accepted=False)
     header, text = card_of(found)
     assert "differential-privacy" in header["tags"]
-    assert f"- guarantee: ({told(spent(private))}, {found.delta:g})-differential privacy for each record" in text
-    assert f"- epsilon spent: {told(spent(private))}\n- delta: {found.delta:g}\n" in text
+    assert (
+        f"- guarantee: ({format_epsilon(spent(private))}, {found.delta:g})-differential privacy for each record" in text
+    )
+    assert f"- epsilon spent: {format_epsilon(spent(private))}\n- delta: {found.delta:g}\n" in text
     replaced = max(account.replaced for account in read_accounts(private.folder.ledger))
-    assert f"- replacement: for one record replaced by another: at most epsilon {told(replaced)}\n" in text
+    assert f"- replacement: for one record replaced by another: at most epsilon {format_epsilon(replaced)}\n" in text
     assert replaced > spent(private)
     assert "- trust: local: each silo adds all its own noise" in text
     assert "- noise: drawn from a secret of the operating system, which was thrown away when the run had ended" in text
@@ -140,7 +142,7 @@ def test_a_silos_policy_is_kept_to(limits: Limits, objections: int, private: Run
     assert len(found) == objections
     for objection in found:
         assert objection.startswith(f"a silo's policy allows epsilon {limits.epsilon:g} at delta {limits.delta:g}")
-        assert f"epsilon {told(spent(private))}" in objection
+        assert f"epsilon {format_epsilon(spent(private))}" in objection
 
 
 def test_where_no_epsilon_is_known_no_policy_is_kept_to(images: Run) -> None:

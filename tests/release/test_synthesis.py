@@ -18,7 +18,7 @@ from fedloom.experiment import Run
 from fedloom.federation.files import load_npz
 from fedloom.release import formats, synthesis
 from fedloom.release.formats import FolderWriter, NpzWriter, ParquetWriter, RecordKind
-from fedloom.release.parcel import file_names
+from fedloom.release.release_folder import file_names
 from fedloom.release.synthesis import SynthesisOrder, apportioned, counts_of, synthesize
 from fedloom.streams import Streams
 from support import names_in

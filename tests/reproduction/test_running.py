@@ -76,7 +76,7 @@ def test_what_more_is_asked_of_a_run_is_measured_without_training_it_again(
     declared.write_text(declared.read_text().replace('["spread"]', '["spread", "frechet"]'))
     (again,) = tasks(paper, rows=rows)
     assert again.wanted == ("spread", "frechet")
-    monkeypatch.setattr("fedloom.experiment.lives.make_engine", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("fedloom.experiment.run_loop.make_engine", lambda *_: pytest.fail("trained again"))
     with pytest.warns(match="Frechet distance"):
         carry_out([again], Work(tmp_path / "runs"))
     after = json.loads(written(paper)["first-d-seed-0.json"])
@@ -104,7 +104,7 @@ def test_a_run_that_two_tables_share_keeps_its_one_file(
     assert (task.trial.name, task.result.name) == ("tiny-table1-first-d-seed-0", "first-d-seed-0.json")
     assert task.wanted == ("manifold",)
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.experiment.lives.make_engine", lambda *_: pytest.fail("trained again"))
+        patch.setattr("fedloom.experiment.run_loop.make_engine", lambda *_: pytest.fail("trained again"))
         carry_out([task], Work(tmp_path / "runs"))
     (after,) = Results.read(paper / "results").of(table.rows[1].identity)
     assert (after.row, after.measured) == ("tiny/table1 first/d", ["spread", "manifold"])

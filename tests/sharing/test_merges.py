@@ -23,7 +23,7 @@ from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase
+from fedloom.methods.base import Method, OptimizerRule, Phase
 from fedloom.methods.steps import Merged, ServerRound, ServerStep, Stepped
 from fedloom.objectives.base import Losses, Step
 from fedloom.sharing.aggregation import Aggregator, Copies, Mean, Merge, PlainSums, Sums
@@ -131,7 +131,7 @@ def trainer(merge: Merge, *values: float, sums: Sums | None = None) -> Trainer:
         name="number",
         plan=SharingPlan({"body": GLOBAL}, ("a",)),
         build=build,
-        phases=(Phase("body", ("body",), Distance(), OptimizerPlan("sgd", 1.0)),),
+        phases=(Phase("body", ("body",), Distance(), OptimizerRule("sgd", 1.0)),),
         server_step=Merged(),
         pathways={},
         aggregator=Aggregator(merge, "equal", sums or PlainSums()),

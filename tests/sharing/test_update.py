@@ -71,8 +71,8 @@ def test_the_server_refuses_payloads_that_are_not_finite() -> None:
         (replace(DECLARED, blocks={TRUNK: {"records": torch.zeros(2, 3)}}), r"tensor 'records' of shape \(2, 3\)"),
         (replace(DECLARED, blocks={TRUNK: {"weight": torch.zeros(3, 2)}}), r"tensor 'weight' of shape \(3, 2\)"),
         (replace(DECLARED, payloads={"histogram": {"counts": torch.zeros(10)}}), "payload 'histogram'"),
-        (replace(DECLARED, weights={"all": 9.0, "label=3": 4.0}), "payload 'records of label=3'"),
-        (replace(DECLARED, weights={"all": 9.0, "group=b": 4.0}), "payload 'records of group=b'"),
+        (replace(DECLARED, counts={"all": 9.0, "label=3": 4.0}), "payload 'records of label=3'"),
+        (replace(DECLARED, counts={"all": 9.0, "group=b": 4.0}), "payload 'records of group=b'"),
     ],
 )
 def test_nothing_undeclared_leaves(update: Update, complaint: str) -> None:
@@ -83,7 +83,7 @@ def test_nothing_undeclared_leaves(update: Update, complaint: str) -> None:
 def test_the_number_of_records_is_a_payload_like_any_other() -> None:
     with pytest.raises(EgressError, match="payload 'records'"):
         pass_egress(DECLARED, replace(PLAN, payloads=()), SITE, SHAPES)
-    assert pass_egress(replace(DECLARED, weights={}), replace(PLAN, payloads=()), SITE, SHAPES).payloads == {}
+    assert pass_egress(replace(DECLARED, counts={}), replace(PLAN, payloads=()), SITE, SHAPES).payloads == {}
 
 
 def test_the_server_accepts_what_it_knows_and_blocks_it_does_not_hold() -> None:

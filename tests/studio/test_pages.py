@@ -19,8 +19,8 @@ from PIL import Image
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import app, pages, studio
 from fedloom.studio.catalogue import FoundRun
-from fedloom.studio.glance import Glance
-from fedloom.studio.watch import Sight
+from fedloom.studio.run_summary import RunSummary
+from fedloom.studio.watch import LiveRun
 from html_pages import Page
 from studio.conftest import Ask
 from support import tiny_config
@@ -50,15 +50,15 @@ def test_a_line_for_each_run(client: TestClient, keys: dict[str, str]) -> None:
     "part",
     [
         pages.run_row,
-        lambda sight: pages.part("runs_of_row", {"sights": [sight]}),
-        lambda sight: pages.state_mark(sight.state),
-        lambda sight: f"<main{pages.part('live', {'address': '', 'sights': [sight]})}></main>",
+        lambda live_run: pages.part("runs_of_row", {"live_runs": [live_run]}),
+        lambda live_run: pages.state_mark(live_run.state),
+        lambda live_run: f"<main{pages.part('live', {'address': '', 'live_runs': [live_run]})}></main>",
     ],
 )
-def test_a_state_is_never_markup(part: Callable[[Sight], str]) -> None:
+def test_a_state_is_never_markup(part: Callable[[LiveRun], str]) -> None:
     """Even one that no reader lets through."""
     state = '"><form action="//evil.example">'
-    found = Page(part(Sight(Glance(FoundRun("key", "run", Path()), "", 0.0), state)))
+    found = Page(part(LiveRun(RunSummary(FoundRun("key", "run", Path()), "", 0.0), state)))
     assert not found.all("form")
     assert state in " ".join((found.text, *found.values("data-state"), *found.values("data-states")))
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.config import load_config
 from fedloom.deployment.demo import running, settle
-from fedloom.deployment.following import run_at
+from fedloom.deployment.tail import run_at
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.runs.checkpoint import load_checkpoint

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from fedloom.deployment.demo import settle
-from fedloom.deployment.homes import Invitation, SiloHome
+from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.keys import make_server_certificate
 from fedloom.deployment.serving import Serving
@@ -188,7 +188,7 @@ def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
         pass
     copy = tmp_path / "copy"
     shutil.copytree(silo.home.path, copy)
-    assert "does not let this silo in" in refusal(SiloHome.open(copy), silo.data)
+    assert "does not let this silo in" in refusal(SiloDirectory.open(copy), silo.data)
     place.run("joined-twice", *METHODS["fissionvae-d"])
     assert place.same("joined-twice")
 
@@ -197,7 +197,7 @@ def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_pa
     copy = tmp_path / "copy"
     shutil.copytree(place.joined[0].home.path, copy)
     np.savez(tmp_path / "other.npz", x_train=np.zeros((4, 5, 5), np.uint8))
-    with Joining(SiloHome.open(copy), tmp_path / "other.npz", place.said.append) as joining:
+    with Joining(SiloDirectory.open(copy), tmp_path / "other.npz", place.said.append) as joining:
         assert joining.worker.process is not None
         joining.worker.process.wait(150)
         with pytest.raises(FedloomError, match=r"^'other' holds records of shape \(1, 5, 5\), the charter says"):
@@ -206,7 +206,7 @@ def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_pa
 
 def test_a_key_that_was_not_admitted_is_turned_away(place: Place, tmp_path: Path) -> None:
     invitation = Invitation.read(place.place.server.path / "invitations" / f"{place.joined[0].home.name}.toml")
-    stranger = SiloHome.create(tmp_path / "stranger", invitation)
+    stranger = SiloDirectory.create(tmp_path / "stranger", invitation)
     assert "the server does not let this silo in: its key is not admitted" in refusal(stranger, place.joined[0].data)
 
 
@@ -216,7 +216,7 @@ def test_a_server_of_another_authority_is_not_trusted(place: Place, tmp_path: Pa
     other = settle(tmp_path / "other", place.federation, POLICY, RULES, proxy=True)
     shutil.copy(other.server.keys / "ca.crt", copy / "ca.crt")
     assert "certificate is not one of this federation, or has expired" in refusal(
-        SiloHome.open(copy), place.joined[0].data
+        SiloDirectory.open(copy), place.joined[0].data
     )
 
 
@@ -231,7 +231,7 @@ def test_an_expired_certificate_keeps_silos_away_until_it_is_renewed(place: Plac
     os.kill(pid(proxy), signal.SIGHUP)  # nginx reads its files again, in its own time
     try:
         wait_for(lambda: ssl.get_server_certificate(address).split() == expired, "the proxy shows the expired one")
-        assert "has expired" in refusal(SiloHome.open(copy), place.joined[0].data)
+        assert "has expired" in refusal(SiloDirectory.open(copy), place.joined[0].data)
     finally:
         make_server_certificate(keys, "127.0.0.1")
         os.kill(pid(proxy), signal.SIGHUP)
@@ -240,7 +240,7 @@ def test_an_expired_certificate_keeps_silos_away_until_it_is_renewed(place: Plac
     assert place.same("renewed")
 
 
-def refusal(home: SiloHome, data: Path) -> str:
+def refusal(home: SiloDirectory, data: Path) -> str:
     """What a silo says that cannot join."""
     said: list[str] = []
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedloom.deployment.joining import Joining
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.round_store import RoundStore
 from fedloom.errors import FedloomError
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
@@ -50,7 +50,7 @@ def test_a_full_disk_at_a_silo_is_said_and_the_run_goes_on(place: Place) -> None
     assert set(place.reasons(name, "failed")) == {f"silo '{silo.home.name}' failed; its own log says why"}
     kept = silo.home.path / "rounds" / place.own_name(name)
     assert kept.is_dir()
-    assert Shelf(kept).rounds() == []
+    assert RoundStore(kept).rounds() == []
 
 
 def test_a_slow_silo_is_not_waited_for_beyond_the_deadline(place: Place) -> None:

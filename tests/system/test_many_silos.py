@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.deployment.demo import running, settle
-from fedloom.deployment.following import run_at
+from fedloom.deployment.tail import run_at
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.runs.checkpoint import load_checkpoint

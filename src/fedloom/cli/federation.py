@@ -44,7 +44,7 @@ def init(
 ) -> None:
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.charter import Charter
-    from fedloom.deployment.homes import ServerHome, ServerSettings
+    from fedloom.deployment.directories import ServerDirectory, ServerSettings
     from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
 
@@ -62,7 +62,7 @@ def init(
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
     )
-    home = ServerHome.create(folder, charter, ServerSettings(), RoundRules())
+    home = ServerDirectory.create(folder, charter, ServerSettings(), RoundRules())
     say_facts(
         {
             "federation": f"{charter.name}, {len(charter.silos)} silos, {charter.address}",
@@ -82,11 +82,11 @@ def enroll(
     ] = None,
 ) -> None:
     """Accept an invitation: the silo's key is made here, and only its public half is to be sent back."""
-    from fedloom.deployment.homes import Invitation, SiloHome
+    from fedloom.deployment.directories import Invitation, SiloDirectory
     from fedloom.deployment.keys import fingerprint, read_public_key
 
     found = Invitation.read(invitation)
-    home = SiloHome.create(folder or Path(found.silo), found)
+    home = SiloDirectory.create(folder or Path(found.silo), found)
     say_facts(
         {
             "silo": f"{found.silo} of federation {found.charter.name} at {found.charter.address}",
@@ -107,19 +107,19 @@ def admit(
     key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What 'enroll' made.", show_default=False)],
 ) -> None:
     """Let the holder of a key join as the silo that it names; a server that runs notices by itself."""
-    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.directories import ServerDirectory
 
-    silo, found = ServerHome.open(folder).admit(key)
+    silo, found = ServerDirectory.open(folder).admit(key)
     say_facts({"silo": silo, "key": f"{found}   (compare with the silo's)"})
 
 
 @app.command("renew")
 def renew(folder: ServerDir) -> None:
     """Make a new server certificate, before the old one expires; silos trust it without being told."""
-    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.directories import ServerDirectory
     from fedloom.deployment.keys import make_server_certificate
 
-    home = ServerHome.open(folder)
+    home = ServerDirectory.open(folder)
     ends = make_server_certificate(home.keys, home.charter.host)
     say(f"the server's certificate holds until {ends:%Y-%m-%d}; stop and start 'fedloom federation serve {folder}'")
 
@@ -130,12 +130,12 @@ def serve(
     proxy: Annotated[bool, typer.Option(help="Put nginx before the SuperLink, which listens on loopback.")] = True,
 ) -> None:
     """Run the server until Ctrl-C: SuperLink, proxy, and the register of who may join."""
-    from fedloom.deployment.homes import ServerHome
+    from fedloom.deployment.directories import ServerDirectory
     from fedloom.deployment.processes import require_flower
     from fedloom.deployment.serving import Serving
 
     require_flower()
-    home = ServerHome.open(folder)
+    home = ServerDirectory.open(folder)
     with _stop_signals(), Serving(home, say, proxy=proxy) as serving:
         say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
         _tend_until_stopped(serving.tend)
@@ -150,12 +150,12 @@ def join(
     ] = "",
 ) -> None:
     """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
-    from fedloom.deployment.homes import SiloHome
+    from fedloom.deployment.directories import SiloDirectory
     from fedloom.deployment.joining import Joining
     from fedloom.deployment.processes import require_flower
 
     require_flower()
-    home = SiloHome.open(folder)
+    home = SiloDirectory.open(folder)
     with _stop_signals(), Joining(home, data, say, source=source) as joining:
         say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
         _tend_until_stopped(joining.tend)
@@ -169,11 +169,11 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show who was admitted, who is there, and how the last runs ended; of a silo, what it refused."""
-    from fedloom.deployment.homes import ServerHome, SiloHome
+    from fedloom.deployment.directories import ServerDirectory, SiloDirectory
     from fedloom.deployment.status import server_status, silo_status
 
-    if SiloHome.is_at(folder):
-        of_silo = silo_status(SiloHome.open(folder))
+    if SiloDirectory.is_at(folder):
+        of_silo = silo_status(SiloDirectory.open(folder))
         if as_json:
             show_json(of_silo)
             return
@@ -184,7 +184,7 @@ def status(
         for line in of_silo["refused"]:
             say(line)
         return
-    found = server_status(ServerHome.open(folder))
+    found = server_status(ServerDirectory.open(folder))
     if as_json:
         show_json(found)
         return

@@ -81,7 +81,7 @@ def answers() -> bool:
 
 
 def _show_accounts(path: Path, as_json: bool) -> None:
-    from fedloom.privacy.ledger import read_accounts, told
+    from fedloom.privacy.ledger import format_epsilon, read_accounts
     from fedloom.runs.folder import RunFolder
 
     file = RunFolder.open(path).ledger if path.is_dir() else path
@@ -96,10 +96,10 @@ def _show_accounts(path: Path, as_json: bool) -> None:
         left = f"{math.floor(1000 * account.left) / 1000:.10g}" if math.isfinite(account.left) else "inf"
         granted = (left, f"{budget.epsilon:g}", f"{budget.delta:g}", budget.accountant)
         charges = sum(release.charges for release in account.releases)
-        found.add_row(account.silo, "all", str(charges), told(account.spent), *granted)
-        found.add_row("", "replaced", "", told(account.replaced), "", "", "", "")
+        found.add_row(account.silo, "all", str(charges), format_epsilon(account.spent), *granted)
+        found.add_row("", "replaced", "", format_epsilon(account.replaced), "", "", "", "")
         if len(account.releases) > 1:
             for release in account.releases:
-                found.add_row("", release.name, str(release.charges), told(release.spent), "", "", "", "")
+                found.add_row("", release.name, str(release.charges), format_epsilon(release.spent), "", "", "", "")
     show(found)
     show("replaced: for one record (or subject) replaced by another, at most this epsilon")

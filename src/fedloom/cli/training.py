@@ -73,11 +73,11 @@ def run(
         from fedloom.experiment import file_name, load, train
     folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
     if federation is not None:
-        from fedloom.deployment.following import run_at
-        from fedloom.deployment.homes import ServerHome
+        from fedloom.deployment.directories import ServerDirectory
+        from fedloom.deployment.tail import run_at
 
         with _stoppable(folder):
-            run_at(ServerHome.open(federation), config, folder, partial(typer.echo, err=True))
+            run_at(ServerDirectory.open(federation), config, folder, partial(typer.echo, err=True))
         finished = load(folder)
     else:
         with _stoppable(folder), RoundProgress(terminal()) as progress:
@@ -102,12 +102,12 @@ def resume(
     if federation is None and run_folder.environment.get("engine_choice", {}).get("name") == "flower":
         raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
     if federation is not None:
-        from fedloom.deployment.following import resume_at
-        from fedloom.deployment.homes import ServerHome
+        from fedloom.deployment.directories import ServerDirectory
+        from fedloom.deployment.tail import resume_at
 
         with _stoppable(folder):
             if not ended:
-                resume_at(ServerHome.open(federation), run_folder, partial(typer.echo, err=True))
+                resume_at(ServerDirectory.open(federation), run_folder, partial(typer.echo, err=True))
         found = experiment.load(folder)
     else:
         with _stoppable(folder), RoundProgress(terminal()) as progress:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedloom.deployment.apps import archive, digest
-from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.errors import FedloomError, MissingExtraError
 
 try:
@@ -38,7 +38,7 @@ class Node:
 class Control:
     """Calls through the inner door of a server's SuperLink."""
 
-    home: ServerHome
+    home: ServerDirectory
 
     @property
     def answers(self) -> bool:

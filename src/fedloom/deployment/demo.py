@@ -12,11 +12,11 @@ import numpy as np
 
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
-from fedloom.deployment.following import run_at
-from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
+from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
 from fedloom.deployment.serving import Serving
+from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
@@ -38,8 +38,8 @@ privacy = "none"
 class Neighbourhood:
     """A server and silos in folders of one machine, ready to be started."""
 
-    server: ServerHome
-    silos: tuple[SiloHome, ...]
+    server: ServerDirectory
+    silos: tuple[SiloDirectory, ...]
     data: tuple[Path, ...]
     registry: Path  # of their ledgers, apart from the user's own
 
@@ -62,12 +62,14 @@ def settle(
     )
     public_set = folder / "public.npz"
     settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
-    server = ServerHome.create(folder / "server", charter, settings, rules)
+    server = ServerDirectory.create(folder / "server", charter, settings, rules)
     if public:
         write_records(public_set, federation, federation.test, federation.test)
     homes, files = [], []
     for silo in federation.silos:
-        home = SiloHome.create(folder / silo.name, Invitation.read(server.path / "invitations" / f"{silo.name}.toml"))
+        home = SiloDirectory.create(
+            folder / silo.name, Invitation.read(server.path / "invitations" / f"{silo.name}.toml")
+        )
         write_atomically(home.path / "policy.toml", policy.encode())
         server.admit(home.public_key)
         files.append(folder / f"{silo.name}.npz")

@@ -14,8 +14,8 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.door import through
-from fedloom.deployment.homes import ServerHome
 from fedloom.deployment.server_app import carry_out
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def main(folder: str, door: str) -> None:
             if found.token and os.fork() == 0:
                 for number in (signal.SIGINT, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
-                carry_out(ServerHome.open(Path(folder)), Path(door), found.token)  # as its files say now
+                carry_out(ServerDirectory.open(Path(folder)), Path(door), found.token)  # as its files say now
                 return
             time.sleep(POLL)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from fedloom.deployment.confinement import Rights, bubblewrap, confined
-from fedloom.deployment.homes import SiloHome
+from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.processes import Child, Household, flower_environment, locked
 from fedloom.errors import FedloomError
 from fedloom.privacy.registry import KEY, VARIABLE, LedgerRegistry, registry_folder
@@ -31,7 +31,7 @@ UNCONFINED = (
 class Joining:
     """A silo that takes part until it is stopped."""
 
-    home: SiloHome
+    home: SiloDirectory
     data: Path
     say: Callable[[str], None]
     registry: Path = field(default_factory=registry_folder)

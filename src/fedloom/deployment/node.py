@@ -43,7 +43,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedloom.deployment.apps import objection
-from fedloom.deployment.homes import SiloHome
+from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import REFUSED, ask_worker
 from fedloom.engines.flower.messages import answered, frame_of
 from fedloom.errors import FedloomError
@@ -204,7 +204,7 @@ def main(folder: str, worker: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    home = SiloHome.open(Path(folder))
+    home = SiloDirectory.open(Path(folder))
     key = load_ssh_private_key((home.path / "node.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")

@@ -15,7 +15,7 @@ from fedloom.settings import at_least, parse, share
 if TYPE_CHECKING:
     from fedloom.engines.flower.silo import Grant
     from fedloom.methods.base import Method
-    from fedloom.privacy.planning import SiloPlan
+    from fedloom.privacy.silo_privacy import SiloPrivacy
 
 PACKAGE = re.compile(r"[\w.-]+==[\w.!+-]+", re.ASCII)
 TEXT = """\
@@ -87,7 +87,7 @@ class Policy:
         steps = (config.local.steps or config.local.epochs) + config.privacy.pretraining  # or more
         return self._choice_objection(config) or self._settings_objection(config.privacy, steps)
 
-    def objection(self, config: Config, method: Method, plan: SiloPlan | None) -> str:
+    def objection(self, config: Config, method: Method, plan: SiloPrivacy | None) -> str:
         """Why a task is refused; empty where the operator agrees to it."""
         leaving = [name for name, rule in method.plan.blocks.items() if rule.up]
         sent = [payload.name for payload in method.plan.payloads]
@@ -112,7 +112,7 @@ class Policy:
             _not_in("experiment", [config.digest()], self.experiments, "experiments") if self.experiments else ""
         )
 
-    def _privacy_objection(self, plan: SiloPlan | None) -> str:
+    def _privacy_objection(self, plan: SiloPrivacy | None) -> str:
         if plan is None:
             asked = "the experiment has privacy.mechanism = 'none', and policy.toml asks for privacy = 'dp-sgd'"
             return asked if self.privacy == "dp-sgd" else ""
@@ -138,7 +138,7 @@ class Policy:
             )
         return ""
 
-    def _guarantee_objection(self, plan: SiloPlan) -> str:
+    def _guarantee_objection(self, plan: SiloPrivacy) -> str:
         if plan.problem:
             return f"the experiment gives no DP guarantee ({plan.problem}), and policy.toml asks for one"
         if not plan.granted.epsilon <= self.max_epsilon:

@@ -21,8 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedloom.deployment.charter import load_records
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.door import through
-from fedloom.deployment.homes import ServerHome
 from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.rounds import Event, FlowerEngine
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 TIMEOUT = 30.0  # seconds that a call may take
 
 
-def carry_out(home: ServerHome, door: Path, token: str) -> None:
+def carry_out(home: ServerDirectory, door: Path, token: str) -> None:
     """What a token of the SuperLink stands for: one submission, whose end is written beside it."""
     identity = RuntimeTokenHttpInterceptor(token)
     # A SuperLink that died takes its runs along ('serve' sees to it): until then a run must not go on without silos.
@@ -73,7 +73,7 @@ def _beat(client: RuntimeHttpClient) -> bool:
     return True
 
 
-def perform(home: ServerHome, number: str, grid: FlowerGrid) -> str:
+def perform(home: ServerDirectory, number: str, grid: FlowerGrid) -> str:
     """Carry out a submission; returns the problem that it ended with, which is empty where there is none."""
     submission = Submission.open(home, number)
     sys.argv = list(submission.command)  # the run's folder quotes it
@@ -93,7 +93,7 @@ def perform(home: ServerHome, number: str, grid: FlowerGrid) -> str:
     return problem
 
 
-def _train(home: ServerHome, submission: Submission, grid: FlowerGrid) -> None:
+def _train(home: ServerDirectory, submission: Submission, grid: FlowerGrid) -> None:
     """From the start, or on from the newest checkpoint of a folder that is there."""
     public = load_records(Path(home.settings.public_set)) if home.settings.public_set else None
     experiment = Experiment.of(submission.config, home.charter.at_the_server(public))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fedloom.deployment.control import TAKEN_BACK, Control
-from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.keys import pem_of
 from fedloom.deployment.processes import Child, Household, flower_environment, locked
 from fedloom.deployment.proxy import configuration, nginx
@@ -25,7 +25,7 @@ RETRY = 10.0  # seconds before the register is tried again where it could not be
 class Serving:
     """A server that runs until it is stopped."""
 
-    home: ServerHome
+    home: ServerDirectory
     say: Callable[[str], None]
     proxy: bool = True
     household: Household = field(default_factory=Household)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedloom.deployment.control import TAKEN_BACK, Control
-from fedloom.deployment.homes import ServerHome, SiloHome
+from fedloom.deployment.directories import ServerDirectory, SiloDirectory
 from fedloom.deployment.link import REFUSED
 from fedloom.deployment.processes import is_locked
 from fedloom.deployment.submissions import Submission
@@ -14,7 +14,7 @@ from fedloom.runs.folder import RunFolder
 RUNS, REFUSALS = 5, 10  # the newest
 
 
-def server_status(home: ServerHome) -> dict[str, Any]:
+def server_status(home: ServerDirectory) -> dict[str, Any]:
     """Plain values for a table or as JSON."""
     charter, control, admitted = home.charter, Control(home), home.keys_admitted()
     served = control.answers
@@ -32,7 +32,7 @@ def server_status(home: ServerHome) -> dict[str, Any]:
     }
 
 
-def silo_status(home: SiloHome) -> dict[str, Any]:
+def silo_status(home: SiloDirectory) -> dict[str, Any]:
     """Whether it has joined, and what it refused to its server, newest last: each line as its logs have it."""
     lines = []
     for name in ("node", "worker"):
@@ -47,12 +47,12 @@ def silo_status(home: SiloHome) -> dict[str, Any]:
     }
 
 
-def _newest(home: ServerHome) -> list[Any]:
+def _newest(home: ServerDirectory) -> list[Any]:
     found = sorted((home.path / "submissions").glob("*.json"), key=lambda path: path.stat().st_mtime)
     return found[-RUNS:]
 
 
-def _run(home: ServerHome, number: str) -> dict[str, Any]:
+def _run(home: ServerDirectory, number: str) -> dict[str, Any]:
     submission = Submission.open(home, number)
     done = RunFolder.open(submission.folder).rounds_done if submission.folder.is_dir() else 0
     state = {None: "under way, or its server died", "": "finished"}.get(submission.problem, submission.problem)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.config import Config
-from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.errors import FedloomError
 from fedloom.runs.files import write_json
 from fedloom.settings import parse
@@ -27,7 +27,7 @@ class Submission:
     command: tuple[str, ...]  # what the coordinator typed
 
     @classmethod
-    def create(cls, home: ServerHome, config: Config, folder: Path, run: str = "") -> Submission:
+    def create(cls, home: ServerDirectory, config: Config, folder: Path, run: str = "") -> Submission:
         """Write down what is asked for; without a ``run`` to go on with it is a new one."""
         number = uuid.uuid4().hex[:12]
         path = home.path / "submissions" / f"{number}.json"
@@ -38,7 +38,7 @@ class Submission:
         return found
 
     @classmethod
-    def open(cls, home: ServerHome, number: str) -> Submission:
+    def open(cls, home: ServerDirectory, number: str) -> Submission:
         """The run that was handed in under a number."""
         path = home.path / "submissions" / f"{number}.json"
         try:

@@ -13,19 +13,19 @@ import torch
 
 from fedloom.config import Config
 from fedloom.deployment.charter import load_records
-from fedloom.deployment.homes import SiloHome
+from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
-from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.registry import allow_only
 
 log = logging.getLogger(__name__)
 
 
-def service(home: SiloHome, data: Path, source: str = "") -> SiloService:
+def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
     """The silo with its records, held to its policy as the file says at each task."""
 
     def refuse(objection: str) -> None:
@@ -40,7 +40,7 @@ def service(home: SiloHome, data: Path, source: str = "") -> SiloService:
     def screening(config: Config) -> None:
         refuse(policy().first_objection(config))
 
-    def agreement(config: Config, method: Method, plan: SiloPlan | None) -> Grant:
+    def agreement(config: Config, method: Method, plan: SiloPrivacy | None) -> Grant:
         found = policy()
         refuse(found.objection(config, method, plan))
         return found.grant
@@ -60,7 +60,7 @@ def main(home: str, data: str, socket: str, source: str = "") -> None:
     torch.set_flush_denormal(True)
     torch.backends.cudnn.allow_tf32 = False  # a silo with a GPU computes in float32 as the others do
     try:
-        answering = service(SiloHome.open(Path(home)), Path(data), source)
+        answering = service(SiloDirectory.open(Path(home)), Path(data), source)
     except FedloomError as error:
         log.error("%s", error)
         sys.exit(2)

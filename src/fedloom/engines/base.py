@@ -17,7 +17,7 @@ from fedloom.federation.participation import participants
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, fresh_blocks
-from fedloom.methods.steps import Lesson, ServerRound, ServerState, Stepped, Taught
+from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, Stepped
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Randomness, StreamNoise
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
@@ -153,7 +153,7 @@ def check_merge(method: Method, federation: Federation) -> None:
     copies = Counter(key for site in sites for block in plan.merged for key in plan.prefixes(block, site).values())
     for key, count in copies.items():
         if count < merge.least:
-            raise ConfigError(f"{merge.told} needs {merge.least} silos for block '{key}', which has {count}")
+            raise ConfigError(f"{merge.title} needs {merge.least} silos for block '{key}', which has {count}")
 
 
 def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
@@ -167,15 +167,15 @@ def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
     return plan.join(parts, site)
 
 
-class School(Protocol):
+class DistillationTrainer(Protocol):
     """How an engine carries out what a distilling server has to learn."""
 
     @property
     def device(self) -> torch.device:
-        """Where lessons are prepared and learned."""
+        """Where distillations are prepared and learned."""
         ...
 
-    def teach(self, lesson: Lesson) -> Taught:
+    def distil(self, distillation: DistillationJob) -> Distilled:
         """Local training of one more site."""
         ...
 
@@ -186,16 +186,16 @@ def conclude(
     context: RoundContext,
     results: list[Result],
     streams: Streams,
-    school: School | None = None,
+    distiller: DistillationTrainer | None = None,
 ) -> tuple[FederationState, RoundReport]:
-    """The server's half of a round: its step, its lesson where there is one, and what the silos keep."""
-    device = torch.device("cpu") if school is None else school.device
+    """The server's half of a round: its step, its distillation where there is one, and what the silos keep."""
+    device = torch.device("cpu") if distiller is None else distiller.device
     found = stepped(method, state, context, results, streams, device)
-    taught = None
-    if found.lesson is not None:
-        assert school is not None, "a server that learns needs somewhere to do so"
-        taught = school.teach(found.lesson)
-    return settled(method, state, context, results, found, taught)
+    distilled = None
+    if found.distillation is not None:
+        assert distiller is not None, "a server that learns needs somewhere to do so"
+        distilled = distiller.distil(found.distillation)
+    return settled(method, state, context, results, found, distilled)
 
 
 def stepped(
@@ -225,11 +225,11 @@ def settled(
     context: RoundContext,
     results: list[Result],
     found: Stepped,
-    taught: Taught | None,
+    distilled: Distilled | None,
 ) -> tuple[FederationState, RoundReport]:
-    """The end of a round: the server with what it was taught, what the silos keep, and the report."""
-    server = found.state if taught is None else method.server_step.learned(found.state, taught)
-    told = {**({} if taught is None else taught.terms), **found.terms}
+    """The end of a round: the server with what it was distilled, what the silos keep, and the report."""
+    server = found.state if distilled is None else method.server_step.learned(found.state, distilled)
+    reported = {**({} if distilled is None else distilled.terms), **found.terms}
     results = sorted(results, key=lambda result: result.silo)
     silos = dict(state.silos)
     silos.update({result.silo: result.state for result in results if result.state})
@@ -238,7 +238,7 @@ def settled(
     for result in results:
         for name, value in result.terms.items():
             terms[name] = terms.get(name, 0.0) + value * result.steps / steps
-    terms |= {f"server/{name}": value for name, value in told.items()}
+    terms |= {f"server/{name}": value for name, value in reported.items()}
     report = RoundReport(context, tuple(result.egress for result in results), terms, steps)
     server = server.averaged(state.server.averages, method.averaging)
     return replace(state, round=context.round, server=server, silos=silos), report

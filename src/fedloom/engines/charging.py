@@ -1,4 +1,4 @@
-"""What a simulated run owes its silos: plans before it starts, and a ledger that is charged before anybody trains."""
+"""What a simulated run owes its silos: what it will spend, known before it starts, and a ledger charged before work."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.noise import StreamNoise, keyed
-from fedloom.privacy.planning import PlannedRelease, SiloPlan, check_settings, unit_numbers
+from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, unit_numbers
 from fedloom.sharing.plan import Tensors
 
 
-def silo_plans(
+def privacy_of_silos(
     config: Config, federation: Federation, method: Method, participants: Sequence[tuple[int, ...]]
-) -> tuple[SiloPlan, ...]:
-    """One plan for each silo under DP-SGD, else none; ``participants`` are those of every round, from the first on."""
+) -> tuple[SiloPrivacy, ...]:
+    """What each silo's data will be used for under DP-SGD, else nothing; ``participants`` are those of every round."""
     if config.privacy.mechanism == "none":
         return ()
     names = [silo.name for silo in federation.silos]
@@ -39,7 +39,7 @@ def silo_plans(
     for block in config.privacy.blocks:
         if block not in method.plan.blocks:
             raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
-    shareable = [release.name for release in method.releases] + [PRETRAINING] * bool(config.privacy.pretraining)
+    shareable = [rule.name for rule in method.payloads] + [PRETRAINING] * bool(config.privacy.pretraining)
     for name in config.privacy.shares:
         if name not in shareable:
             raise ConfigError("privacy.shares: " + unknown("payload", name, shareable))
@@ -48,38 +48,39 @@ def silo_plans(
             f"privacy.pretraining = {config.privacy.pretraining} needs a trained block that nothing comes down for, "
             f"and method '{method.name}' has none; give one scope 'silo' or 'upload' in sharing.scopes"
         )
-    plans = []
+    privacies = []
     for index, silo in enumerate(federation.silos):
         subject = unit_numbers(silo, config.privacy.unit)
         units = len(silo) if subject is None else int(subject.max()) + 1
         rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
-        plans.append(silo_plan(config, method, silo.name, units, rounds))
-    for plan in plans:
-        _ = plan.budget, plan.noise, plan.release_noise  # complains of what cannot be had before a run folder exists
+        privacies.append(privacy_of_silo(config, method, silo.name, units, rounds))
+    for privacy in privacies:
+        # Complains of what cannot be had before a run folder exists.
+        _ = privacy.budget, privacy.noise, privacy.payload_noise
     if config.privacy.trust == "distributed":
-        return shared_noise(config, federation, method, plans)
-    return tuple(plans)
+        return shared_noise(config, federation, method, privacies)
+    return tuple(privacies)
 
 
-def silo_plan(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPlan:
-    """One silo's plan under DP-SGD: whoever knows its public number of units can make it."""
+def privacy_of_silo(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPrivacy:
+    """For one silo: whoever knows its public number of units can make it."""
     private = _private(method.phases)
     trained = {block for phase in private for block in phase.trains}
     whole = trained <= set(config.privacy.blocks)
     settings = replace(config.privacy, blocks=()) if whole else config.privacy
-    releases = tuple(
-        PlannedRelease(
-            release.name,
-            release.statistic,
-            release.rounds(rounds),
-            settings.shares.get(release.name, release.share),
+    payloads = tuple(
+        PlannedPayload(
+            rule.name,
+            rule.statistic,
+            rule.rounds(rounds),
+            settings.shares.get(rule.name, rule.share),
         )
-        for release in method.releases
+        for rule in method.payloads
     )
     steps = len(private) * local_steps(config, units)
     before = len(_private(pretraining_phases(method)))
-    plan = SiloPlan(silo, units, rounds, steps, config.local.batch_size, settings, releases)
-    return replace(plan, pretraining=before * settings.pretraining)
+    privacy = SiloPrivacy(silo, units, rounds, steps, config.local.batch_size, settings, payloads)
+    return replace(privacy, pretraining=before * settings.pretraining)
 
 
 def _private(phases: Iterable[Phase]) -> list[Phase]:
@@ -104,8 +105,8 @@ class Charging:
         self._trainer, self._secret = trainer, secret
         self._ledger = Ledger(path)
         self._again: dict[int, str] = {}  # silos that had paid before for what they release now, with its inputs
-        for plan, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
-            self._ledger.enrol(silo.name, silo.digest, plan.budget)
+        for privacy, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
+            self._ledger.enrol(silo.name, silo.digest, privacy.budget)
 
     def admitted(
         self, state: FederationState, context: RoundContext, source: str = ""
@@ -153,11 +154,11 @@ class Charging:
         run, paid, again = self._experiment(source), list[int](), dict[int, str]()
         secret = hashlib.sha256(self._secret or b"").hexdigest()
         for index, given in inputs.items():
-            plan, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
+            privacy, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
             # All that determines the release, with where its noise comes from: doing it again is the same one.
             content = hashlib.sha256(f"{run}/{secret}/{given}".encode()).hexdigest()
             try:
-                charges = self._ledger.charge_all(run, silo.name, round, plan.events(round), content=content)
+                charges = self._ledger.charge_all(run, silo.name, round, privacy.events(round), content=content)
             except BudgetSpentError as error:
                 warnings.warn(str(error), FedloomWarning, stacklevel=3)
                 continue

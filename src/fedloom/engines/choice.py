@@ -19,7 +19,7 @@ from fedloom.config import EngineConfig
 from fedloom.engines.base import Engine
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_layers import has_convolutions
-from fedloom.engines.fused_places import FIXED, fillable
+from fedloom.engines.fused_slots import FIXED, fillable
 from fedloom.engines.fused_stack import Stack, kinds_of, stacks_of
 from fedloom.engines.fused_support import UnsupportedError, tried
 from fedloom.engines.reference import ReferenceEngine
@@ -32,7 +32,7 @@ WORTH_BATCHING = 13_000  # steps of single silos on a CPU, below which the fused
 STACK_IN_WORKERS = 3  # a stack on one core is as fast as so many workers
 WORKER_THREADS = 4  # more would wait for each other, since a quarter of a step is Python's
 WORTH_A_THREAD = 2**23  # parameters times rows of a batch: what a step computes while another thread has Python
-WORTH_COMPILING = {True: 1e6, False: 1.5e7}  # places worked on in all steps: with convolutions, and without
+WORTH_COMPILING = {True: 1e6, False: 1.5e7}  # slots worked on in all steps: with convolutions, and without
 COPIES = 8  # of a silo's weights: themselves, gradients, moments, what was received, and room to work
 MEMORY_SHARE = 0.5  # of the device's
 UNKNOWN: Mapping[str, Any] = {}
@@ -142,7 +142,7 @@ def fitting(stacks: Sequence[Stack], device: torch.device) -> int:
 def worth_compiling(trainers: Sequence[Trainer], stacks: Sequence[Stack]) -> bool:
     """Whether a GPU has so much to do that compiled steps earn their compilation back, and a single one does.
 
-    It takes steps over all places. Compiled convolutions are faster by far; other layers gain less than the places
+    It takes steps over all slots. Compiled convolutions are faster by far; other layers gain less than the slots
     without a silo cost, so there everybody must take part. Private steps were never compiled on a GPU. An objective
     that follows the rounds would be compiled anew in each.
     """

@@ -13,20 +13,20 @@ from fedloom.config import Config
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Phase, unchanged
-from fedloom.privacy.planning import SiloPlan
+from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.privacy.trust import Distributed
 from fedloom.sharing.plan import Scope
 
 
 def shared_noise(
-    config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]
-) -> tuple[SiloPlan, ...]:
-    """The plans with noise that suffices for the strictest silo, of which each silo adds its share."""
-    problem = next(_problems(config, federation, method, plans), "")
+    config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
+) -> tuple[SiloPrivacy, ...]:
+    """Each silo's privacy with noise that suffices for the strictest silo, of which each silo adds its share."""
+    problem = next(_problems(config, federation, method, privacies), "")
     if problem:
         raise ConfigError(f"privacy.trust = 'distributed' is for one clipped sum in a round, but {problem}")
     trust = Distributed(len(federation), config.privacy.tolerated)
-    return tuple(replace(plan, trust=trust, partners=tuple(plans)) for plan in plans)
+    return tuple(replace(privacy, trust=trust, partners=tuple(privacies)) for privacy in privacies)
 
 
 def of_sums(method: Method) -> Method:
@@ -34,25 +34,27 @@ def of_sums(method: Method) -> Method:
     return replace(method, plan=method.plan.summed(), aggregator=replace(method.aggregator, weighting="equal"))
 
 
-def _problems(config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]) -> Iterator[str]:
+def _problems(
+    config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
+) -> Iterator[str]:
     """Why the server would see more than sums, or silos would need more noise than others add for them."""
-    if any(len(plan.rounds) < config.rounds for plan in plans):
+    if any(len(privacy.rounds) < config.rounds for privacy in privacies):
         yield f"silos are absent from some rounds (participation.rate = {config.participation.rate:g}); it must be 1"
-    if method.phases and method.releases:
-        yield f"method '{method.name}' both trains and sends payload '{method.releases[0].name}'"
-    for release in method.releases:
-        if release.statistic.problem:
-            yield f"payload '{release.name}' is no such sum: {release.statistic.problem}"
+    if method.phases and method.payloads:
+        yield f"method '{method.name}' both trains and sends payload '{method.payloads[0].name}'"
+    for rule in method.payloads:
+        if rule.statistic.problem:
+            yield f"payload '{rule.name}' is no such sum: {rule.statistic.problem}"
     if len(method.phases) > 1:
         yield f"method '{method.name}' has {len(method.phases)} phases"
     for phase in method.phases:
-        yield from _problems_of(phase, config, federation, method, plans)
+        yield from _problems_of(phase, config, federation, method, privacies)
 
 
 def _problems_of(
-    phase: Phase, config: Config, federation: Federation, method: Method, plans: Sequence[SiloPlan]
+    phase: Phase, config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
 ) -> Iterator[str]:
-    steps = max(plan.steps for plan in plans)
+    steps = max(privacy.steps for privacy in privacies)
     if steps != 1:
         yield f"a silo takes {steps} steps in a round; set local.steps = 1"
     if phase.optimizer.name != "sgd":

@@ -15,21 +15,21 @@ import torch
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
+from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
 from fedloom.engines.fused_layers import rewritten
-from fedloom.engines.fused_places import FIXED, attendance, cheapest_places, fillable
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable, refill
-from fedloom.engines.fused_results import Place, RunRound, Trained
+from fedloom.engines.fused_results import RunRound, Slot, Trained
 from fedloom.engines.fused_runner import GraphRecorder, GraphRunner, PlainRunner, Runner
+from fedloom.engines.fused_slots import FIXED, attendance, cheapest_slots, fillable
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
-from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
-from fedloom.methods.steps import Lesson, ServerState, Taught
+from fedloom.methods.steps import DistillationJob, Distilled, ServerState
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
@@ -77,8 +77,8 @@ class FusedEngine:
         self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
         self._attended: dict[int, list[list[int]]] = {}  # of stacks: how many take part in each round
-        self._sizes: dict[int, int] = {}  # of stacks: how many places they have
-        self._classroom = Classroom([trainer.config for trainer in self._trainers], options)
+        self._sizes: dict[int, int] = {}  # of stacks: how many slots they have
+        self._distillation_pool = DistillationPool([trainer.config for trainer in self._trainers], options)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
 
@@ -87,7 +87,7 @@ class FusedEngine:
         device = self.options.device
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         stacks = f"{len(self._stacks)} stack" + ("" if len(self._stacks) == 1 else "s")
-        sizes = (self._places(number, stack) for number, stack in enumerate(self._stacks))
+        sizes = (self._slots(number, stack) for number, stack in enumerate(self._stacks))
         most = max(sizes) if self.options.compiled else self.chunk
         parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {most} silos"]
         if len(self._trainers) > 1:
@@ -124,9 +124,11 @@ class FusedEngine:
         self._train(runs)
         for under_way in runs.values():
             under_way.step(self.options.device)
-        lessons = {run: under_way.lesson for run, under_way in runs.items() if under_way.lesson is not None}
-        taught = self._classroom.teach(lessons) if lessons else {}
-        return {run: under_way.concluded(taught.get(run)) for run, under_way in runs.items()}
+        distillations = {
+            run: under_way.distillation for run, under_way in runs.items() if under_way.distillation is not None
+        }
+        distilled = self._distillation_pool.distil(distillations) if distillations else {}
+        return {run: under_way.concluded(distilled.get(run)) for run, under_way in runs.items()}
 
     def train_together(self, jobs: Mapping[int, Job]) -> dict[int, list[Result] | Exception]:
         """The silos' half of a round of several runs, with nothing beside their blocks."""
@@ -145,7 +147,7 @@ class FusedEngine:
         self._sizes.clear()
         for stack in self._stacks:
             stack.table.reserve(0)
-        self._classroom.close()
+        self._distillation_pool.close()
         if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -155,7 +157,7 @@ class FusedEngine:
             left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
             left.sort(key=lambda member: (-member.steps, member.run, member.index))
             while left := [member for member in left if runs[member.run].error is None]:
-                chunk = self._next_chunk(left, self._places(number, stack))
+                chunk = self._next_chunk(left, self._slots(number, stack))
                 try:
                     self._train_chunk(number, stack, chunk, runs)
                 except torch.OutOfMemoryError as error:
@@ -165,15 +167,15 @@ class FusedEngine:
                 left = [member for member in left if member not in done]
 
     @staticmethod
-    def _next_chunk(left: Sequence[Member], places: int) -> list[Member]:
+    def _next_chunk(left: Sequence[Member], slots: int) -> list[Member]:
         """As many runs as fit, each with the silos that would train together if it were alone.
 
         So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
         """
         chosen: set[Member] = set()
         for run in dict.fromkeys(member.run for member in left):
-            own = [member for member in left if member.run == run][:places]
-            if len(chosen) + len(own) <= places:
+            own = [member for member in left if member.run == run][:slots]
+            if len(chosen) + len(own) <= slots:
                 chosen.update(own)
         return [member for member in left if member in chosen]
 
@@ -181,7 +183,7 @@ class FusedEngine:
         """Fewer silos at once, and nothing of other stacks beside the one that did not fit."""
         if self.chunk == 1 and self._programs.keys() <= {number}:
             raise FedloomError("a single silo's training does not fit into the device's memory") from error
-        most = max(self._places(each, stack) for each, stack in enumerate(self._stacks))
+        most = max(self._slots(each, stack) for each, stack in enumerate(self._stacks))
         self.chunk = max(1, most // 2)
         self.close()
         warnings.warn(f"out of device memory: going on with {self.chunk} silos at once", FedloomWarning, stacklevel=2)
@@ -190,7 +192,7 @@ class FusedEngine:
         """A stack's memory and its runner, made when they are first needed."""
         if number not in self._programs:
             options = self.options
-            size = self._places(number, stack)
+            size = self._slots(number, stack)
             common = stack, size, self._trials[number], options.precision, options.compiled
             if stack.kind.privacy:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
@@ -207,10 +209,10 @@ class FusedEngine:
         return GraphRunner(program, precision, steps, GraphRecorder(device), self._filled(stack))
 
     def _filled(self, stack: Stack) -> bool:
-        """Whether each step works on all places, however many silos are there, so that one compilation does."""
+        """Whether each step works on all slots, however many silos are there, so that one compilation does."""
         return self.options.compiled and fillable(stack)
 
-    def _places(self, number: int, stack: Stack) -> int:
+    def _slots(self, number: int, stack: Stack) -> int:
         """How many silos of a stack train at once, at most."""
         if number not in self._sizes:
             most = min(self.chunk, len(stack.members))
@@ -220,7 +222,7 @@ class FusedEngine:
     def _cheapest(self, number: int, stack: Stack, most: int) -> int:
         if number not in self._attended:
             self._attended[number] = attendance(stack)
-        return cheapest_places(self._attended[number], most, FIXED[self._convolutions[number] > 0])
+        return cheapest_slots(self._attended[number], most, FIXED[self._convolutions[number] > 0])
 
     def _window(self, program: StackProgram) -> int:
         """How many steps' worth of batches and noise are drawn at once."""
@@ -242,16 +244,16 @@ class FusedEngine:
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):
             runner.run(window)
-        places: dict[int, list[Place]] = {}
+        slots: dict[int, list[Slot]] = {}
         for position, (member, steps) in enumerate(zip(members, schedule.steps, strict=True)):
             if runs[member.run].error is None:
-                places.setdefault(member.run, []).append(Place(member, position, steps))
-        if not places:
+                slots.setdefault(member.run, []).append(Slot(member, position, steps))
+        if not slots:
             return
         program.settle(len(members))
         # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
         # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
-        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in places.items()]
+        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in slots.items()]
         trained = self._left_at_places(program, schedule.steps)
         seconds = (time.perf_counter() - start) / len(members)
         for run, part in parts:
@@ -259,54 +261,54 @@ class FusedEngine:
 
     @staticmethod
     def _left_at_places(program: StackProgram, steps: Sequence[int]) -> list[Trained]:
-        """What training left at each place."""
+        """What training left at each slot."""
         count = len(steps)
         finite = finite_rows([tensor[:count] for tensor in program.weights.values()])
         found = zip(program.terms(steps), program.kept(count), finite.tolist(), strict=True)
         return [Trained(terms, kept, is_finite) for terms, kept, is_finite in found]
 
 
-class Classroom:
+class DistillationPool:
     """Where the servers of runs learn, together: an engine of its own, which goes on from round to round."""
 
     def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
         self._configs, self._options = configs, replace(options, compiled=False)
         self._engine: FusedEngine | None = None
-        self._places: dict[int, int] = {}  # of runs in that engine
+        self._slots: dict[int, int] = {}  # of runs in that engine
 
-    def teach(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
-        """Local training of one more site for each run; lessons that compute the same function share a stack."""
+    def distil(self, jobs: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
+        """Local training of one more site for each run; distillations that compute the same function share a stack."""
         try:
-            return self._taught_together(lessons)
+            return self._distilled_together(jobs)
         except Exception as error:
             self.close()
-            if len(lessons) == 1:
-                return dict.fromkeys(lessons, error)
-        # Whoever's fault it was, the lessons of the others do without theirs.
-        return {run: self.teach({run: lesson})[run] for run, lesson in lessons.items()}
+            if len(jobs) == 1:
+                return dict.fromkeys(jobs, error)
+        # Whoever's fault it was, the distillations of the others do without theirs.
+        return {run: self.distil({run: job})[run] for run, job in jobs.items()}
 
-    def _taught_together(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
-        engine = self._engine if self._refilled(lessons) else self._made_for(lessons)
+    def _distilled_together(self, jobs: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
+        engine = self._engine if self._refilled(jobs) else self._made_for(jobs)
         assert engine is not None
-        jobs = {}
-        for run, lesson in lessons.items():
-            start = FederationState(0, ServerState({}), {0: state_before(lesson)})
-            jobs[self._places[run]] = Job(start, lesson_context(lesson), lambda _: None)
-        outcomes = engine.train_together(jobs)
-        found = {run: outcomes[self._places[run]] for run in lessons}
-        return {run: came if isinstance(came, Exception) else taught(came[0]) for run, came in found.items()}
+        tasks = {}
+        for run, job in jobs.items():
+            start = FederationState(0, ServerState({}), {0: state_before(job)})
+            tasks[self._slots[run]] = Job(start, distillation_context(job), lambda _: None)
+        outcomes = engine.train_together(tasks)
+        found = {run: outcomes[self._slots[run]] for run in jobs}
+        return {run: came if isinstance(came, Exception) else distilled(came[0]) for run, came in found.items()}
 
-    def _refilled(self, lessons: Mapping[int, Lesson]) -> bool:
+    def _refilled(self, jobs: Mapping[int, DistillationJob]) -> bool:
         """Whether the engine that there is can go on with other records, which it then has."""
-        if self._engine is None or not lessons.keys() <= self._places.keys():
+        if self._engine is None or not jobs.keys() <= self._slots.keys():
             return False
-        return self._engine.refilled({self._places[run]: lesson.records for run, lesson in lessons.items()})
+        return self._engine.refilled({self._slots[run]: job.records for run, job in jobs.items()})
 
-    def _made_for(self, lessons: Mapping[int, Lesson]) -> FusedEngine:
+    def _made_for(self, jobs: Mapping[int, DistillationJob]) -> FusedEngine:
         self.close()  # before more memory is taken
-        first, *others = (lesson_trainer(self._configs[run], lesson) for run, lesson in lessons.items())
+        first, *others = (distillation_trainer(self._configs[run], job) for run, job in jobs.items())
         self._engine = FusedEngine(first, self._options, packed=others)
-        self._places = {run: place for place, run in enumerate(lessons)}
+        self._slots = {run: slot for slot, run in enumerate(jobs)}
         return self._engine
 
     def close(self) -> None:

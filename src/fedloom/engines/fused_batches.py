@@ -84,7 +84,7 @@ class Schedule(Stretches):
         sizes = [len(member.silo) for member in members]
         device = stack.device
         self._device = device
-        offsets = stack.table.hold([member.silo for member in members])
+        offsets = stack.table.load([member.silo for member in members])
         facts = torch.tensor([[member.index for member in members], offsets, sizes], device=device)
         self._number, self._offset, self._size = facts.unbind()
         self._longest = max(sizes)

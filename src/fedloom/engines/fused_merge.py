@@ -29,14 +29,14 @@ class StackedMean:
         self, weights: Tensors, positions: Sequence[int], sites: Sequence[Site], updates: Sequence[Update]
     ) -> list[Sum]:
         """What a chunk adds: stacked weights, and where in them each silo lies, with its site and its update."""
-        places = sent_ahead(torch.tensor(positions), next(iter(weights.values())).device)
+        slots = sent_ahead(torch.tensor(positions), next(iter(weights.values())).device)
         parts: list[Sum] = []
         for block, rule in self._plan.blocks.items():
             if block not in self._plan.merged:
                 continue
             owners = [self._plan.prefixes(block, site) for site in sites]
             for prefix in owners[0]:  # the silos of a stack have their parameters under the same names
-                mine = {n[len(prefix) :]: tensor[places] for n, tensor in weights.items() if n.startswith(prefix)}
+                mine = {n[len(prefix) :]: tensor[slots] for n, tensor in weights.items() if n.startswith(prefix)}
                 parts += self._sums_of(mine, [keys[prefix] for keys in owners], rule.scope, updates)
         return parts
 
@@ -81,8 +81,8 @@ def on_host(tensors: Tensors) -> Tensors:
     """Copies on the host; those from a GPU travel together, into memory that it reaches fast, also on the way back."""
     found = {}
     for name, tensor in tensors.items():
-        place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        found[name] = place.copy_(tensor, non_blocking=True)
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        found[name] = kept.copy_(tensor, non_blocking=True)
     if any(tensor.is_cuda for tensor in tensors.values()):
         torch.cuda.current_stream().synchronize()
     return found

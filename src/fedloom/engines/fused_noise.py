@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Member
-from fedloom.privacy.noise import Moment, StreamNoise, joined
+from fedloom.privacy.noise import NoiseKey, StreamNoise, joined
 
 
 class HostNoise:
@@ -34,11 +34,11 @@ class HostNoise:
         for number, room in enumerate(self._rooms):
             step = self._steps * len(self._rooms) + number
             for row, (source, silo) in zip(room[:silos], self._sources[:silos], strict=True):
-                moment = Moment(silo, self._round, step)
+                noise_key = NoiseKey(silo, self._round, step)
                 if row.device.type == "cpu":
-                    source.fill(row, moment)
+                    source.fill(row, noise_key)
                 else:
-                    row.copy_(source.normal(len(row), moment))
+                    row.copy_(source.normal(len(row), noise_key))
         self._steps += 1
 
 
@@ -46,14 +46,14 @@ class HostNoise:
 class _RunNoise:
     """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
 
-    places: list[int]
+    slots: list[int]
     index: Tensor  # the same, on the device
     generator: torch.Generator
 
     def draw(self, room: Tensor, silos: int) -> None:
         """A step of those of its silos that are among the first ``silos``, in their order."""
-        first, count = self.places[0], bisect_left(self.places, silos)
-        if self.places[-1] - first + 1 == len(self.places):  # side by side
+        first, count = self.slots[0], bisect_left(self.slots, silos)
+        if self.slots[-1] - first + 1 == len(self.slots):  # side by side
             room[first : first + count].normal_(generator=self.generator)
         else:
             room[self.index[:count]] = room.new_empty(count, room.shape[1]).normal_(generator=self.generator)
@@ -72,11 +72,11 @@ class DeviceNoise:
     ) -> None:
         """``rooms`` has one for each phase that touches records, (silos, numbers)."""
         self._rooms = rooms
-        places: dict[int, list[int]] = {}
+        slots: dict[int, list[int]] = {}
         for position, member in enumerate(members):
-            places.setdefault(member.run, []).append(position)
+            slots.setdefault(member.run, []).append(position)
         self._runs = []
-        for own in places.values():
+        for own in slots.values():
             name = f"{round}/{tuple(members[position].index for position in own)}"
             generator = joined([secrets[position] for position in own]).device_generator(name, device)
             self._runs.append(_RunNoise(own, torch.tensor(own, device=device), generator))

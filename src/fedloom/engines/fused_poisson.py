@@ -15,8 +15,8 @@ from fedloom.engines.fused_stack import Member, Stack, StackKind
 from fedloom.engines.private_training import unit_sizes
 from fedloom.methods.base import Phase
 from fedloom.privacy.noise import StreamNoise, coins
-from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import capacity, in_eights, subject_passes
+from fedloom.privacy.silo_privacy import unit_numbers
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
 
@@ -77,21 +77,21 @@ class PrivateSchedule(Stretches):
     ) -> None:
         """``rows`` of a pass of each member of the stack; ``secrets`` hide the records of those of the chunk."""
         super().__init__([member.steps for member in members])
-        plans = [member.plan for member in members]
+        privacies = [member.privacy for member in members]
         self._phases, self._batch, self._round = stack.kind.phases, stack.kind.local.batch_size, round
         self._seeds = [member.trainer.config.seed for member in members]
         self._keys = [secret.streams.seed for secret in secrets]
         self._private = [phase for phase in self._phases if phase.touches_records]
         self._device = device = stack.device
         self._number = torch.tensor([member.index for member in members], device=device)
-        self._offset = torch.tensor(stack.table.hold([member.silo for member in members]), device=device)
-        self._units = torch.tensor([plan.units for plan in plans], device=device)
-        self._longest = max(plan.units for plan in plans)
-        self._rate = torch.tensor([plan.rate for plan in plans], dtype=torch.float64, device=device)
+        self._offset = torch.tensor(stack.table.load([member.silo for member in members]), device=device)
+        self._units = torch.tensor([privacy.units for privacy in privacies], device=device)
+        self._longest = max(privacy.units for privacy in privacies)
+        self._rate = torch.tensor([privacy.rate for privacy in privacies], dtype=torch.float64, device=device)
         self._rows = [rows[member] for member in members]
         self._width = max(rows.values())  # the same in all chunks
-        found = zip(members, plans, strict=True)
-        self._subjects = [unit_numbers(member.silo, plan.settings.unit) for member, plan in found]
+        found = zip(members, privacies, strict=True)
+        self._subjects = [unit_numbers(member.silo, privacy.settings.unit) for member, privacy in found]
 
     def windows(self, longest: int) -> Iterator[PrivateWindow]:
         """The steps in order, in windows of at most ``longest`` in which the same silos make equally many passes."""
@@ -213,8 +213,8 @@ def rows_of_members(members: Sequence[Member]) -> dict[Member, int]:
     """How many rows one pass of each member has."""
     found = {}
     for member in members:
-        silo, plan = member.silo, member.plan
-        found[member] = capacity(unit_sizes(silo, unit_numbers(silo, plan.settings.unit)), plan.rate)
+        silo, privacy = member.silo, member.privacy
+        found[member] = capacity(unit_sizes(silo, unit_numbers(silo, privacy.settings.unit)), privacy.rate)
     return found
 
 

@@ -30,8 +30,8 @@ from fedloom.engines.fused_step import (
     Precision,
     batched_losses,
     matrix_precision,
-    quickened,
     tapped_losses,
+    torch_compiled,
     written_out,
 )
 from fedloom.engines.fused_support import PhaseTrial
@@ -91,11 +91,11 @@ class ClippedPhase:
         device = stack.device
         self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in probe.watch.calls]
         tapped = tapped_losses(stack.model, phase, context, precision, trained)
-        self._tapped_losses = quickened(tapped) if compiled else tapped
+        self._tapped_losses = torch_compiled(tapped) if compiled else tapped
         self._losses = batched_losses(stack.model, phase, context, precision)
         self._written_out = written_out(stack.model, phase, context, precision)
         clip = vmap(self._clip)
-        self._clipped = quickened(clip) if compiled else clip
+        self._clipped = torch_compiled(clip) if compiled else clip
 
     def __call__(
         self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, example: Tensor
@@ -196,7 +196,7 @@ class PrivateProgram(StackProgram):
             for number, phase in enumerate(phases)
             if not phase.touches_records
         }
-        self._release = quickened(mechanism.release) if compiled else mechanism.release
+        self._release = torch_compiled(mechanism.release) if compiled else mechanism.release
         self._drawn: dict[int, Tensor] = {}
         self._flat: dict[int, Tensor] = {}
         self._noise: dict[int, Tensors] = {}
@@ -221,7 +221,7 @@ class PrivateProgram(StackProgram):
         """Also each silo's clip bounds, scales and public rows, all by the plan of its own run."""
         super().load(members, states)
         rows, silos = self._public_group.shape[1], len(members)
-        mechanisms = [member.plan.mechanism(self._round) for member in members]
+        mechanisms = [member.privacy.mechanism(self._round) for member in members]
         self._scales[:, :silos] = torch.tensor([astuple(mechanism.scale) for mechanism in mechanisms]).t()
         batches = [public_batch(member.silo, rows) for member in members]
         self._public_group[:silos] = torch.stack([batch.group for batch in batches])
@@ -242,7 +242,7 @@ class PrivateProgram(StackProgram):
     @property
     def numbers_per_step(self) -> int:
         """How many numbers a window of Poisson batches holds for each step, with what it takes to draw them."""
-        units = max(member.plan.units for member in self._stack.members)
+        units = max(member.privacy.units for member in self._stack.members)
         return private_numbers_per_step(self._stack.kind, units, max(self._rows.values()))
 
     def buffers(self, steps: int) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from fedloom.sharing.plan import Tensors
 
 
 class StackProgram:
-    """Weights, moments and loss sums for up to ``size`` silos of a stack; a chunk uses the first places."""
+    """Weights, moments and loss sums for up to ``size`` silos of a stack; a chunk uses the first slots."""
 
     def __init__(
         self, stack: Stack, size: int, trials: Sequence[PhaseTrial], precision: Precision, compiled: bool
@@ -81,7 +81,7 @@ class StackProgram:
         """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
-        """Give each place what its silo was sent, what it kept, and in its first round fresh private weights."""
+        """Give each slot what its silo was sent, what it kept, and in its first round fresh private weights."""
         self._clear()
         received: dict[tuple[Any, ...], tuple[Tensors, list[int]]] = {}
         for position, (member, state) in enumerate(zip(members, states, strict=True)):
@@ -92,9 +92,9 @@ class StackProgram:
                 received[source] = received_by(plan, state.server, member.site), []
             received[source][1].append(position)
         for tensors, positions in received.values():
-            places = torch.tensor(positions, device=self._device)
+            slots = torch.tensor(positions, device=self._device)
             for name, tensor in tensors.items():
-                self.weights[name][places] = tensor.to(self._device, non_blocking=True)
+                self.weights[name][slots] = tensor.to(self._device, non_blocking=True)
         for name, tensor in self._received.items():
             tensor.copy_(self.weights[name])
         for position, (member, state) in enumerate(zip(members, states, strict=True)):

@@ -25,7 +25,7 @@ class RecordTable(Protocol):
         """Make room for so many silos at once."""
         ...
 
-    def hold(self, silos: Sequence[Silo]) -> list[int]:
+    def load(self, silos: Sequence[Silo]) -> list[int]:
         """See to it that the records of these silos are there; says where each silo's begin."""
         ...
 
@@ -46,7 +46,7 @@ class WholeTable:
     def reserve(self, silos: int) -> None:
         """There is room for everybody."""
 
-    def hold(self, silos: Sequence[Silo]) -> list[int]:
+    def load(self, silos: Sequence[Silo]) -> list[int]:
         """Nothing need be sent; says where each silo's records begin."""
         return [self.places[silo] for silo in silos]
 
@@ -74,7 +74,7 @@ class ChunkTable:
             self._held, self.records = {}, self._empty(0)  # given back before more is taken
             self.records = self._empty(rows)
 
-    def hold(self, silos: Sequence[Silo]) -> list[int]:
+    def load(self, silos: Sequence[Silo]) -> list[int]:
         """Send them, unless they are still there."""
         wanted = list(dict.fromkeys(silos))
         if wanted != list(self._held):

@@ -11,7 +11,7 @@ from fedloom.engines.base import Job, Outcome, Result, SiloState, settled, stepp
 from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
-from fedloom.methods.steps import Lesson, Stepped, Taught
+from fedloom.methods.steps import DistillationJob, Distilled, Stepped
 from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.aggregation import totals_of
 from fedloom.sharing.plan import Seen, Tensors
@@ -19,7 +19,7 @@ from fedloom.sharing.update import Update, check_update, pass_egress
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Slot:
     """Where in a stack a member trains, and for how many steps."""
 
     member: Member
@@ -29,7 +29,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What training left at a place; to know it is to wait for the device."""
+    """What training left at a slot; to know it is to wait for the device."""
 
     terms: dict[str, float]
     kept: SiloState
@@ -40,7 +40,7 @@ class Trained:
 class RunShare:
     """What a chunk brings to one run."""
 
-    places: Sequence[Place]
+    slots: Sequence[Slot]
     # Without what has to be waited for; their tensors are views of the stack, which the next chunk overwrites.
     results: list[Result]
     sums: list[Sum]
@@ -59,35 +59,35 @@ class RunRound:
         method = trainer.method
         # Where sums will do, they are formed on the device; else the updates themselves travel, as in every engine.
         sums = method.aggregator.merge.needs is Seen.SUM and not method.server_step.needs_each
-        totals = totals_of([members[index].records for index in job.context.participants])
+        totals = totals_of([members[index].counts for index in job.context.participants])
         self._mean = StackedMean(method.plan, method.aggregator, totals) if not trial and sums else None
 
-    def gathered(self, places: Sequence[Place], weights: Tensors) -> RunShare:
+    def gathered(self, slots: Sequence[Slot], weights: Tensors) -> RunShare:
         """What this run gets of a chunk; a mistake in it is kept as the run's own."""
         try:
-            results = [self._result(place, weights) for place in places]
+            results = [self._result(slot, weights) for slot in slots]
         except FedloomError as error:
             self.error = error
             return RunShare([], [], [])
         sums: list[Sum] = []
         if self._mean is not None:
-            positions, sites = [place.position for place in places], [place.member.site for place in places]
+            positions, sites = [slot.position for slot in slots], [slot.member.site for slot in slots]
             sums = self._mean.sums(weights, positions, sites, [result.update for result in results])
-        return RunShare(places, results, sums)
+        return RunShare(slots, results, sums)
 
     def take(self, part: RunShare, trained: Sequence[Trained], seconds: float) -> None:
         """Add what a chunk brought; each of its silos took so many seconds."""
         try:
-            for place, result in zip(part.places, part.results, strict=True):
-                if not trained[place.position].finite:
+            for slot, result in zip(part.slots, part.results, strict=True):
+                if not trained[slot.position].finite:
                     check_update(result.update, self.job.state.server.blocks)
         except FedloomError as error:
             self.error = error
             return
         if self._mean is not None:
             self._mean.take(part.sums)
-        for place, result in zip(part.places, part.results, strict=True):
-            found = trained[place.position]
+        for slot, result in zip(part.slots, part.results, strict=True):
+            found = trained[slot.position]
             blocks = {
                 key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in block.items()}
                 for key, block in ({} if self._mean is not None else result.update.blocks).items()
@@ -107,12 +107,12 @@ class RunRound:
         return self._trainer.payloads(silo, weights, self.job.context, self.job.secrets.get(silo))
 
     @property
-    def lesson(self) -> Lesson | None:
+    def distillation(self) -> DistillationJob | None:
         """What the server has to learn, known after its step."""
-        return self._stepped.lesson
+        return self._stepped.distillation
 
     def step(self, device: torch.device) -> None:
-        """The server step; a lesson that follows from it is prepared on ``device``."""
+        """The server step; a distillation that follows from it is prepared on ``device``."""
         if self.error is not None:
             return
         state, context, trainer = self.job.state, self.job.context, self._trainer
@@ -122,27 +122,27 @@ class RunRound:
         except FedloomError as error:
             self.error = error
 
-    def concluded(self, taught: Taught | Exception | None) -> Outcome:
-        """The end of the round, given what came of its lesson if it had one."""
+    def concluded(self, distilled: Distilled | Exception | None) -> Outcome:
+        """The end of the round, given what came of its distillation if it had one."""
         if self.error is not None:
             return self.error
-        if isinstance(taught, Exception):
-            return taught
-        return settled(self._trainer.method, self.job.state, self.job.context, self.results, self._stepped, taught)
+        if isinstance(distilled, Exception):
+            return distilled
+        return settled(self._trainer.method, self.job.state, self.job.context, self.results, self._stepped, distilled)
 
-    def _result(self, place: Place, weights: Tensors) -> Result:
+    def _result(self, slot: Slot, weights: Tensors) -> Result:
         """The update passes the egress guard."""
-        plan, member, site = self._trainer.method.plan, place.member, place.member.site
-        mine = {name: tensor[place.position] for name, tensor in weights.items()}
+        plan, member, site = self._trainer.method.plan, slot.member, slot.member.site
+        mine = {name: tensor[slot.position] for name, tensor in weights.items()}
         parts = plan.split(mine, site)
         update = Update(
             silo=site.name,
             round=self.job.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            weights=member.records,
+            counts=member.counts,
             payloads={} if self._trial else self._payloads(member.index, mine),
         )
         egress = pass_egress(update, plan, site, parts)
         if update.payloads:
             check_update(update, self.job.state.server.blocks)
-        return Result(member.index, update, egress, SiloState(), {}, place.steps, 0.0)
+        return Result(member.index, update, egress, SiloState(), {}, slot.steps, 0.0)

@@ -127,7 +127,7 @@ class GraphRecorder:
 class GraphRunner:
     """One recording for each number of silos, all over the same buffers; a counter on the device says which step.
 
-    If ``filled``, a single one of all places: those without a silo compute what nobody looks at.
+    If ``filled``, a single one of all slots: those without a silo compute what nobody looks at.
 
     Playing a graph back costs no Python and no launches, which is most of what a small model's step would cost.
     """

@@ -18,7 +18,7 @@ from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
 from fedloom.privacy.dp_sgd import DPSGD
-from fedloom.privacy.planning import CLIPPINGS, SiloPlan
+from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
 from fedloom.sharing.plan import Down, Tensors
 
 K = TypeVar("K")
@@ -49,12 +49,12 @@ class Member:
         return self.trainer.steps(self.index)
 
     @cached_property
-    def records(self) -> dict[str, float]:
+    def counts(self) -> dict[str, float]:
         """How many, or how many subjects, stand behind its copies of blocks, in all and per group."""
-        return self.trainer.weights(self.index)
+        return self.trainer.counts(self.index)
 
     @property
-    def plan(self) -> SiloPlan:
+    def privacy(self) -> SiloPrivacy:
         """What its records are used for under DP-SGD."""
         return self.trainer.privacy[self.index]
 
@@ -138,7 +138,7 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> StackKi
         settle=method.settle,
         local=config.local,
         rounds=config.rounds,
-        privacy=_alike(member.plan.settings) if member.trainer.privacy else None,
+        privacy=_alike(member.privacy.settings) if member.trainer.privacy else None,
     )
 
 

@@ -122,10 +122,10 @@ def evaluation(
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
 
-    return quickened(evaluate) if compiled else evaluate
+    return torch_compiled(evaluate) if compiled else evaluate
 
 
-def quickened(function: Callable[P, R]) -> Callable[P, R]:
+def torch_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """The function, compiled when it is first called."""
     fast = torch.compile(function, dynamic=False)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import OptimizerPlan
+from fedloom.methods.base import OptimizerRule
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 EPSILON = 1e-8
@@ -36,26 +36,26 @@ def gradients_of_mean(values: Tensor, mask: Tensor, parameters: Sequence[Tensor]
 class LocalOptimizer:
     """A phase's optimiser for the silos of a stack; ``parameters`` are stacks, moved in place."""
 
-    def __init__(self, plan: OptimizerPlan, parameters: Mapping[str, Tensor], compiled: bool = False) -> None:
-        self._plan, self._parameters = plan, parameters
+    def __init__(self, rule: OptimizerRule, parameters: Mapping[str, Tensor], compiled: bool = False) -> None:
+        self._rule, self._parameters = rule, parameters
         some = next(iter(parameters.values()))
-        self._counted = plan.name != "sgd"
-        kinds = ADAM_MOMENTS if self._counted else ("momentum_buffer",) if plan.momentum else ()
+        self._counted = rule.name != "sgd"
+        kinds = ADAM_MOMENTS if self._counted else ("momentum_buffer",) if rule.momentum else ()
         self._moments = {kind: {n: torch.zeros_like(p) for n, p in parameters.items()} for kind in kinds}
         # Silos that begin afresh every round count alike; those that keep their moments have counts of their own.
-        self._counts = torch.zeros(len(parameters), len(some) if plan.keep else 1, device=some.device)
+        self._counts = torch.zeros(len(parameters), len(some) if rule.keep else 1, device=some.device)
         self._compiled_adam = torch.compile(adam_of_stack, dynamic=False) if compiled else None
         # A recorded step holds on to numbers, but reads tensors anew.
-        follows = plan.scheduled and some.device.type != "cpu"
-        self._rate: float | Tensor = some.new_tensor(plan.learning_rate) if follows else plan.learning_rate
+        follows = rule.scheduled and some.device.type != "cpu"
+        self._rate: float | Tensor = some.new_tensor(rule.learning_rate) if follows else rule.learning_rate
         self._rows: dict[int, tuple[list[list[Tensor]], list[Tensor]]] = {}
 
     def begin(self, context: RoundContext) -> None:
         """A new round, with the rate that is due in it."""
         if isinstance(self._rate, Tensor):
-            self._rate.fill_(self._plan.rate(context))
+            self._rate.fill_(self._rule.rate(context))
         else:
-            self._rate = self._plan.rate(context)
+            self._rate = self._rule.rate(context)
 
     def reset(self) -> None:
         """As before the first step."""
@@ -81,8 +81,8 @@ class LocalOptimizer:
     @torch.no_grad()
     def step(self, silos: int, gradients: Sequence[Tensor]) -> None:
         """Move the parameters of the first ``silos`` silos."""
-        if self._plan.clip_norm:
-            gradients = shortened(gradients, self._plan.clip_norm)
+        if self._rule.clip_norm:
+            gradients = shortened(gradients, self._rule.clip_norm)
         if self._compiled_adam is not None and self._counted:
             self._compiled_step(self._compiled_adam, silos, list(gradients))
             return
@@ -105,7 +105,7 @@ class LocalOptimizer:
         if silos not in self._rows:
             lists = [[t[:silos] for t in tensors.values()] for tensors in (self._parameters, *self._moments.values())]
             counts = list(self._counts[:, 0])
-            if self._plan.keep or silos == 1:
+            if self._rule.keep or silos == 1:
                 lists = [[row for tensor in tensors for row in tensor] for tensors in lists]
                 counts = [count for row in self._counts for count in row[:silos]]
             self._rows[silos] = lists, counts
@@ -127,21 +127,21 @@ class LocalOptimizer:
             max_exp_avg_sqs=[],
             state_steps=counts,
             fused=True,  # a step passes over weights and moments once
-            decoupled_weight_decay=self._plan.name == "adamw",
+            decoupled_weight_decay=self._rule.name == "adamw",
             amsgrad=False,
-            beta1=self._plan.betas[0],
-            beta2=self._plan.betas[1],
+            beta1=self._rule.betas[0],
+            beta2=self._rule.betas[1],
             lr=self._rate,
-            weight_decay=self._plan.weight_decay,
+            weight_decay=self._rule.weight_decay,
             eps=EPSILON,
             maximize=False,
         )
 
     def _sgd(self, parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor] | None) -> None:
-        if self._plan.weight_decay:
-            gradients = list(torch._foreach_add(gradients, parameters, alpha=self._plan.weight_decay))
+        if self._rule.weight_decay:
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=self._rule.weight_decay))
         if momenta is not None:
-            torch._foreach_mul_(momenta, self._plan.momentum)
+            torch._foreach_mul_(momenta, self._rule.momentum)
             torch._foreach_add_(momenta, gradients)
             gradients = momenta
         if isinstance(self._rate, Tensor):
@@ -151,10 +151,10 @@ class LocalOptimizer:
 
     def _compiled_step(self, compiled: Callable[..., None], silos: int, gradients: list[Tensor]) -> None:
         lists = [[t[:silos] for t in tensors.values()] for tensors in (self._parameters, *self._moments.values())]
-        steps = self._counts[0, :silos] if self._plan.keep else self._counts[0]
+        steps = self._counts[0, :silos] if self._rule.keep else self._counts[0]
         with many_programs():
             compiled(
-                lists[0], gradients, lists[1], lists[2], steps, self._rate, self._plan.betas, self._plan.weight_decay
+                lists[0], gradients, lists[1], lists[2], steps, self._rate, self._rule.betas, self._rule.weight_decay
             )
         self._counts[1:] = self._counts[0]
 

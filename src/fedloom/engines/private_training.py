@@ -22,11 +22,11 @@ from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
-from fedloom.privacy.noise import Moment, Randomness, StreamNoise
+from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
-from fedloom.privacy.planning import unit_numbers
 from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
 from fedloom.privacy.separation import require_same_alone, require_separate_examples
+from fedloom.privacy.silo_privacy import unit_numbers
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -105,9 +105,9 @@ class PrivateTraining:
                     own = {name: tensor[position].to(device) for name, tensor in noise.items()}
                     if learner.phase.touches_records:
                         number = private.index(learner)
-                        moment = Moment(self.task.silo, self.task.context.round, step * len(private) + number)
+                        noise_key = NoiseKey(self.task.silo, self.task.context.round, step * len(private) + number)
                         batch = drawn[number][position]
-                        found = self._private_step(learner, model, received, batch, own, moment, quick[number])
+                        found = self._private_step(learner, model, received, batch, own, noise_key, quick[number])
                     else:
                         found = plain_step(learner, public_batch(self.silo, self.batch_size).to(device), own)
                     terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
@@ -120,7 +120,7 @@ class PrivateTraining:
         received: Tensors,
         drawn: list[Pass],
         noise: Mapping[str, Tensor],
-        moment: Moment,
+        noise_key: NoiseKey,
         quick: bool,
     ) -> dict[str, Tensor]:
         phase, mechanism = learner.phase, self.mechanism
@@ -139,7 +139,7 @@ class PrivateTraining:
             sums.append(total)
             for name, term in found.items():
                 terms[name] = terms.get(name, torch.zeros(())) + term
-        secret = mechanism.draw(learner.parameters, self.randomness, moment)
+        secret = mechanism.draw(learner.parameters, self.randomness, noise_key)
         gradients, following = mechanism.release(total_of(sums), secret)
         self.bounds[phase.name] = following
         learner.step(gradients[name] for name in learner.parameters)

@@ -30,11 +30,11 @@ from fedloom.engines.base import (
     received_by,
     site_of,
 )
-from fedloom.engines.lessons import lesson_context, lesson_trainer, state_before, taught
+from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.steps import Lesson, Taught
+from fedloom.methods.steps import DistillationJob, Distilled
 from fedloom.sharing.codec import BLOCKS, PAYLOADS, RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
 from fedloom.sharing.plan import BlockKey
 
@@ -83,17 +83,17 @@ class ReferenceEngine:
         for result in self.train(self.tasks(job.state, job.context, job.secrets)):
             job.on_silo(result)
             results.append(result)
-        return conclude(self._trainer.method, job.state, job.context, results, self._trainer.streams, school=self)
+        return conclude(self._trainer.method, job.state, job.context, results, self._trainer.streams, distiller=self)
 
     @property
     def device(self) -> torch.device:
         """Where a server learns."""
         return torch.device("cpu")
 
-    def teach(self, lesson: Lesson) -> Taught:
-        """A server's lesson, in this process."""
-        trainer = lesson_trainer(self._trainer.config, lesson)
-        return taught(trainer.train(Task(0, lesson_context(lesson), {}, state_before(lesson))))
+    def distil(self, distillation: DistillationJob) -> Distilled:
+        """A server's distillation, in this process."""
+        trainer = distillation_trainer(self._trainer.config, distillation)
+        return distilled(trainer.train(Task(0, distillation_context(distillation), {}, state_before(distillation))))
 
     def tasks(self, state: FederationState, context: RoundContext, secrets: Secrets = NO_SECRETS) -> list[Task]:
         """What each participant is sent and has kept."""

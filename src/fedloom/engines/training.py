@@ -22,9 +22,9 @@ from fedloom.federation.records import Batch, Federation, Records, Silo, batch_o
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
 from fedloom.objectives.base import Step
-from fedloom.privacy.noise import Moment, Randomness, StreamNoise
-from fedloom.privacy.planning import SiloPlan, unit_numbers
-from fedloom.privacy.releases import Query, SumNoise
+from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
+from fedloom.privacy.payload_sums import Query, SumNoise
+from fedloom.privacy.silo_privacy import SiloPrivacy, unit_numbers
 from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import Update, pass_egress
@@ -52,7 +52,7 @@ class Trainer:
     config: Config
     method: Method
     federation: Federation
-    privacy: tuple[SiloPlan, ...] = ()  # one for each silo under DP-SGD
+    privacy: tuple[SiloPrivacy, ...] = ()  # one for each silo under DP-SGD
     secret: Randomness | None = None  # of all that records are drawn and hidden by, where no task brings its own
     sealed: bool = False  # that single records fail must not be seen from outside
     device: torch.device = HOST  # of the steps; what is drawn, sent and kept lies on the CPU
@@ -111,7 +111,7 @@ class Trainer:
             silo=silo.name,
             round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            weights=self.weights(task.silo),
+            counts=self.counts(task.silo),
             payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context, task.secret),
         )
         return Result(
@@ -253,8 +253,8 @@ class Trainer:
                 if phase.touches_records:
                     check_private(model, phase, made_up, self.streams)
 
-            for release in self.method.releases:
-                release.statistic.check(made_up, model)
+            for rule in self.method.payloads:
+                rule.statistic.check(made_up, model)
 
     def made_up(self, silo: int) -> Records:
         """A few rows like those of a silo, to try things on."""
@@ -267,24 +267,24 @@ class Trainer:
 
         Under a mechanism it must have been charged before this is called.
         """
-        due = [release for release in self.method.releases if context.round in release.rounds(self.attended[silo])]
+        due = [rule for rule in self.method.payloads if context.round in rule.rounds(self.attended[silo])]
         if not due:
             return {}
         owner, model = self.federation.silos[silo], self._model(site_of(self.federation, silo))
         model.load_state_dict(weights)
         found: dict[str, Tensors] = {}
-        for release in due:
-            noise, moment = None, Moment(silo, context.round, 0, release.name)
-            if self.privacy and not release.statistic.problem:
-                plan = self.privacy[silo]
-                unit = unit_numbers(owner, plan.settings.unit)
-                multiplier = plan.trust.share * plan.release_noise[release.name]
-                shapes = release.payload.shapes if self.sealed else None
+        for rule in due:
+            noise, noise_key = None, NoiseKey(silo, context.round, 0, rule.name)
+            if self.privacy and not rule.statistic.problem:
+                privacy = self.privacy[silo]
+                unit = unit_numbers(owner, privacy.settings.unit)
+                multiplier = privacy.trust.share * privacy.payload_noise[rule.name]
+                shapes = rule.payload.shapes if self.sealed else None
                 noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
-            found[release.name] = release.statistic.value(Query(owner.train, model, self.streams, moment, noise))
+            found[rule.name] = rule.statistic.value(Query(owner.train, model, self.streams, noise_key, noise))
         return found
 
-    def weights(self, silo: int) -> dict[str, float]:
+    def counts(self, silo: int) -> dict[str, float]:
         """How many records, or subjects where they are protected, are behind a silo's copies: in all and per group.
 
         A subject with records of several groups counts in each of them.

@@ -1,17 +1,17 @@
-"""An experiment ties data, method, engine and evaluation together, and lives through its rounds."""
+"""An experiment ties data, method, engine and evaluation together, and goes through its rounds."""
 
 from fedloom.experiment.experiment import Experiment, Run, load, resume, torch_device, train
-from fedloom.experiment.lives import Life, Observer, file_name, live_together
+from fedloom.experiment.run_loop import Observer, RunLoop, file_name, run_together
 from fedloom.experiment.states import KeptModels, restored
 
 __all__ = [
     "Experiment",
     "KeptModels",
-    "Life",
+    "RunLoop",
     "Observer",
     "Run",
     "file_name",
-    "live_together",
+    "run_together",
     "load",
     "restored",
     "resume",

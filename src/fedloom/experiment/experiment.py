@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig
 from fedloom.engines.base import Engine, check_merge, initial_state, participants_of
-from fedloom.engines.charging import silo_plans
+from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.choice import device_of
 from fedloom.engines.distributed import of_sums
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
-from fedloom.experiment.lives import Life, Observer
+from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation
 from fedloom.federation.canaries import with_canaries
@@ -73,19 +73,19 @@ class Experiment:
         if self.federation.is_remote:  # each silo plans for itself
             return Trainer(self.config, self.method, self.federation)
         rounds = [self.context(number).participants for number in range(1, self.config.rounds + 1)]
-        plans = silo_plans(self.config, self.federation, self.method, rounds)
+        plans = privacy_of_silos(self.config, self.federation, self.method, rounds)
         shared = bool(plans) and self.config.privacy.trust == "distributed"
         return Trainer(self.config, of_sums(self.method) if shared else self.method, self.federation, plans)
 
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
-        return Run(self.begin(out, observer).alone(engine))
+        return Run(self.begin(out, observer).run_alone(engine))
 
     def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Go on from the newest checkpoint, exactly as if nothing had happened."""
-        return Run(self.take_up(folder, observer).alone(engine))
+        return Run(self.take_up(folder, observer).run_alone(engine))
 
-    def begin(self, out: Path | str, observer: Observer | None = None) -> Life:
+    def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
         check_trackers(self.config)
         evaluator = self._evaluator()  # complains before the folder exists
@@ -93,9 +93,9 @@ class Experiment:
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config)
-        return Life(self, folder, state, evaluator, observer or Observer())
+        return RunLoop(self, folder, state, evaluator, observer or Observer())
 
-    def take_up(self, folder: RunFolder, observer: Observer | None = None) -> Life:
+    def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
         evaluator = self._evaluator()
         state = initial_state(self.method, self.federation, self.config)
@@ -104,7 +104,7 @@ class Experiment:
             self._check_same_experiment(folder, checkpoint)
             state = restored(checkpoint, self.federation)
         folder.rewind(state.round)
-        return Life(self, folder, state, evaluator, observer or Observer())
+        return RunLoop(self, folder, state, evaluator, observer or Observer())
 
     def _evaluator(self) -> Evaluator:
         """What measures the run, on the device that trains it.

@@ -21,7 +21,7 @@ from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
-from fedloom.privacy.releases import Statistic
+from fedloom.privacy.payload_sums import Statistic
 from fedloom.registry import Registry, values_in
 from fedloom.settings import parse
 from fedloom.sharing.aggregation import Aggregator
@@ -30,7 +30,7 @@ from fedloom.streams import Streams
 
 
 @dataclass(frozen=True)
-class OptimizerPlan:
+class OptimizerRule:
     """How a phase's parameters move."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
@@ -44,7 +44,7 @@ class OptimizerPlan:
     warmup: int = 0  # rounds
 
     @classmethod
-    def of(cls, local: LocalConfig) -> OptimizerPlan:
+    def of(cls, local: LocalConfig) -> OptimizerRule:
         """As the configuration's ``local`` section says."""
         if local.momentum and local.optimizer != "sgd":
             raise ConfigError(f"local.momentum = {local.momentum:g} needs local.optimizer = 'sgd'")
@@ -84,12 +84,12 @@ class Phase:
     name: str
     trains: tuple[str, ...]
     objective: Objective
-    optimizer: OptimizerPlan
+    optimizer: OptimizerRule
     touches_records: bool = True  # only such phases need a privacy mechanism
 
 
 @dataclass(frozen=True)
-class Release:
+class PayloadRule:
     """A payload that a silo computes from its own records, after the round's training, and sends beside its blocks.
 
     The sharing plan must declare the payload, with the shapes of its tensors; the server step finds it in the update.
@@ -155,7 +155,7 @@ class Method:
     phases: tuple[Phase, ...]  # none: silos train nothing
     server_step: ServerStep
     pathways: Mapping[str, Pathway]  # ways to generate; the first is the default
-    releases: tuple[Release, ...] = ()  # what leaves a silo beside its blocks
+    payloads: tuple[PayloadRule, ...] = ()  # what leaves a silo beside its blocks
     aggregator: Aggregator = field(default_factory=Aggregator)  # what the server step is shown of updates
     learns_labels: bool = False  # though it may generate none
     own_posterior: bool = False  # its phases follow model.posterior already

@@ -21,7 +21,7 @@ from fedloom.federation.records import UNLABELLED, Records, concatenate
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, SampleInputs, fresh_blocks
 from fedloom.methods.latents import DRAWS, Draw
-from fedloom.methods.steps import Lesson, ServerRound, ServerState, ServerStep, Stepped, Taught
+from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, ServerStep, Stepped
 from fedloom.methods.teachers import Teacher, Teachers
 from fedloom.models.vae import VAE
 from fedloom.sharing.codec import placed, under
@@ -58,20 +58,24 @@ class Distil(ServerStep):
         return ServerState(fresh_blocks(replace(self.student, plan=self.server_plan), self._home, streams))
 
     def __call__(self, round: ServerRound) -> Stepped:
-        """Take over what silos sent that is newer than what is there, and ask to be taught on samples of it."""
+        """Take over what silos sent that is newer than what is there, and ask to be distilled on samples of it."""
         server, context = self.collected(round), round.context
-        lesson = self.lesson(server, context, round.streams, round.device)
-        return Stepped(server, lesson, {**self.news(server, context), "samples": float(len(lesson.records))})
+        distillation = self.distillation(server, context, round.streams, round.device)
+        return Stepped(
+            server, distillation, {**self.news(server, context), "samples": float(len(distillation.records))}
+        )
 
     def collected(self, round: ServerRound) -> ServerState:
         """The server with the newest generators, and earlier ones as far back as replay goes."""
         renewed = self.teachers.renewed(round.state, round.updates)
         return self.teachers.remembered(renewed, round.before, round.context)
 
-    def lesson(self, server: ServerState, context: RoundContext, streams: Streams, device: torch.device) -> Lesson:
+    def distillation(
+        self, server: ServerState, context: RoundContext, streams: Streams, device: torch.device
+    ) -> DistillationJob:
         """Synthetic records, and where the training on them starts."""
         settings = self.settings
-        return Lesson(
+        return DistillationJob(
             method=self.student,
             local=LocalConfig(epochs=settings.epochs, batch_size=settings.batch_size),
             records=self.synthetic(server, context, streams, device),
@@ -81,10 +85,10 @@ class Distil(ServerStep):
             seed=streams.torch_seed("distil"),
         )
 
-    def learned(self, state: ServerState, taught: Taught, /) -> ServerState:
-        """The server after a lesson."""
-        blocks = {**state.blocks, **self.server_plan.split(taught.weights, self._home)}
-        return ServerState(blocks, state.memory | placed(STUDENT, taught.moments))
+    def learned(self, state: ServerState, distilled: Distilled, /) -> ServerState:
+        """The server after a distillation."""
+        blocks = {**state.blocks, **self.server_plan.split(distilled.weights, self._home)}
+        return ServerState(blocks, state.memory | placed(STUDENT, distilled.moments))
 
     @property
     def of_silos(self) -> Method:

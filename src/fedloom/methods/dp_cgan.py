@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
+from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalGAN, Told
@@ -53,7 +53,7 @@ def make(setting: Setting, options: DPCGANOptions) -> Method:
     latent, classes, local = setting.config.model.latent, len(setting.classes), setting.config.local
     plan = SharingPlan({"generator": GLOBAL, "discriminator": SILO}, setting.groups)
     plan = plan.with_scopes(setting.config.sharing.scopes)
-    optimizer = replace(OptimizerPlan.of(local), learning_rate=options.rate, betas=(0.5, 0.999), keep=True)
+    optimizer = replace(OptimizerRule.of(local), learning_rate=options.rate, betas=(0.5, 0.999), keep=True)
     real = ConditionalAdversarial("discriminator", latent, classes)
     fake = ConditionalAdversarial("generator", latent, classes)
     method = Method(

@@ -18,7 +18,7 @@ from typing import Literal
 
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
+from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting
 from fedloom.methods.conditional_pathways import conditional_pathways
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.methods.steps import Merged
@@ -59,7 +59,7 @@ def amortised(setting: Setting, options: DPCVAEOptions) -> tuple[Phase, ...]:
     model, local = setting.config.model, setting.config.local
     reference = local.batch_size if options.loss == "reference" else 0
     bound = ConditionalElbo(model.latent, model.kl_weight, reference)
-    return (Phase("cvae", ("encoder", "decoder"), bound, OptimizerPlan.of(local)),)
+    return (Phase("cvae", ("encoder", "decoder"), bound, OptimizerRule.of(local)),)
 
 
 def from_decoder(setting: Setting, options: DPCVAEOptions) -> tuple[Phase, ...]:

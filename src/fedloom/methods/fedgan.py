@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting, branched
+from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, Recipe, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import check_silos, latent_sizes
 from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
@@ -72,9 +72,9 @@ def make(setting: Setting, options: FedGANOptions) -> Method:
     if latent_sizes(setting) != {latent}:
         raise ConfigError("model.silos: generators of different latent sizes are not built; use one model.latent")
 
-    def optimizer(rate: float) -> OptimizerPlan:
+    def optimizer(rate: float) -> OptimizerRule:
         first, second = options.betas
-        plan = OptimizerPlan.of(setting.config.local)
+        plan = OptimizerRule.of(setting.config.local)
         return replace(plan, learning_rate=rate, betas=(first, second), keep=options.keep_optimizer)
 
     return Method(

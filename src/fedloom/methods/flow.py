@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, Recipe, SampleInputs, Setting
+from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, Recipe, SampleInputs, Setting
 from fedloom.methods.labels import VECTORS, LabelOptions, require_classes, with_labels
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import ConditionalFlow, Told
@@ -58,7 +58,7 @@ def make(setting: Setting, options: FlowOptions) -> Method:
         name="flow",
         plan=plan,
         build=partial(build, setting),
-        phases=(Phase("flow", ("flow",), FlowMatching(width, scale), OptimizerPlan.of(setting.config.local)),),
+        phases=(Phase("flow", ("flow",), FlowMatching(width, scale), OptimizerRule.of(setting.config.local)),),
         server_step=Merged(),
         pathways={"flow": Pathway({"e": (width,)}, generate, "noise, y -> x along a flow", ("flow",), labelled=True)},
     )

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch
-from fedloom.methods.base import Method, Release, Setting
+from fedloom.methods.base import Method, PayloadRule, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.steps import ServerRound, ServerStep, Stepped, Steps
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
 from fedloom.settings import portion
 from fedloom.sharing.plan import payload_of_sums
 
@@ -77,11 +77,11 @@ def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Meth
     count = len(setting.classes)
     what = "one count of each class, to one of which a record adds 1"
     payload = payload_of_sums(COUNTS, what, {"counts": (count,)})
-    release = Release(payload, BoundedSum(CountClasses(count)), share=SHARE)
+    release = PayloadRule(payload, BoundedSum(CountClasses(count)), share=SHARE)
     return replace(
         method,
         plan=replace(method.plan, payloads=(*method.plan.payloads, payload)),
-        releases=(*method.releases, release),
+        payloads=(*method.payloads, release),
         server_step=Steps((method.server_step, LabelShares())),
     )
 

@@ -22,9 +22,9 @@ from torch.nn import functional
 from fedloom.config import ServerConfig
 from fedloom.errors import ConfigError, MissingExtraError
 from fedloom.federation.records import Batch
-from fedloom.methods.base import Release
+from fedloom.methods.base import PayloadRule
 from fedloom.models.vae import VAE
-from fedloom.privacy.releases import BoundedSum, Query, Unbounded
+from fedloom.privacy.payload_sums import BoundedSum, Query, Unbounded
 from fedloom.sharing.plan import Payload, Tensors, payload_of_sums
 from fedloom.streams import Streams
 
@@ -131,7 +131,7 @@ class FitMixture:
             codes = _codes(query.model, query.records.values, query.records.group).cpu()
         count = min(self.components, len(codes))
         codes = codes.expand(2, -1) if len(codes) == 1 else codes  # no mixture is fitted to a single record
-        seed = query.streams.torch_seed("distil/mixture", silo=query.moment.silo) % 2**32
+        seed = query.streams.torch_seed("distil/mixture", silo=query.noise_key.silo) % 2**32
         fitted = GaussianMixture(count, covariance_type="diag", random_state=seed).fit(codes.double().numpy())
         found = {"weights": fitted.weights_, "means": fitted.means_, "variances": fitted.covariances_}
         tensors = {name: torch.from_numpy(value).to(torch.float32) for name, value in found.items()}
@@ -153,15 +153,15 @@ class NearestPoint:
         return {"counts": functional.one_hot(cells, len(self.centres)).to(torch.float32)}
 
 
-def release(settings: ServerConfig, latent: int, streams: Streams) -> Release | None:
+def release(settings: ServerConfig, latent: int, streams: Streams) -> PayloadRule | None:
     """What the silos have to send for the way in which the server samples."""
     count = settings.components
     if settings.latents == "mixture":
         shapes = {"weights": (count,), "means": (count, latent), "variances": (count, latent)}
         cost = "no DP guarantee: a mixture fitted to the latents of private records"
-        return Release(Payload(PAYLOAD, cost, shapes), Unbounded(FitMixture(count), cost), when="every")
+        return PayloadRule(Payload(PAYLOAD, cost, shapes), Unbounded(FitMixture(count), cost), when="every")
     if settings.latents == "histogram":
         what = "how many records lie nearest to each of a few public points"
         statistic = BoundedSum(NearestPoint(points(count, latent, streams)), bound=1.0)
-        return Release(payload_of_sums(PAYLOAD, what, {"counts": (count,)}), statistic, when="every")
+        return PayloadRule(payload_of_sums(PAYLOAD, what, {"counts": (count,)}), statistic, when="every")
     return None

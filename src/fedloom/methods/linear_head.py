@@ -15,7 +15,7 @@ from functools import partial
 
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Phase, Recipe, Setting
+from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting
 from fedloom.methods.labels import VECTORS, require_classes
 from fedloom.methods.steps import Merged
 from fedloom.models.labelled import LinearHead
@@ -47,8 +47,8 @@ def make(setting: Setting, options: LinearHeadOptions) -> Method:
     """Block ``head`` GLOBAL."""
     require_classes(setting, "linear_head")
     local, private = setting.config.local, setting.config.privacy.mechanism != "none"
-    optimizer = OptimizerPlan.of(local)
-    plain = OptimizerPlan("sgd", local.learning_rate, keep=local.keep_optimizer)
+    optimizer = OptimizerRule.of(local)
+    plain = OptimizerRule("sgd", local.learning_rate, keep=local.keep_optimizer)
     if options.milestones and (optimizer != plain or private):
         raise ConfigError(
             "method.milestones scales the loss, which is a scale of the rate for local.optimizer = 'sgd' without "

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, Pathway, Recipe, Release, SampleInputs, Setting
+from fedloom.methods.base import Method, Pathway, PayloadRule, Recipe, SampleInputs, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import VECTORS, TemperedLabels, require_classes
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
 from fedloom.models.class_gaussian import ClassGaussian, Contribution, Estimate, estimate, square_root
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
 from fedloom.settings import above
-from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockPlan, Down, Scope, SharingPlan, Tensors, payload_of_sums
+from fedloom.sharing.plan import RECORD_COUNT, BlockKey, BlockRule, Down, Scope, SharingPlan, Tensors, payload_of_sums
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
 DECODER = BlockKey("decoder", "server")
-FROM_SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.SERVER)  # the server's alone, and everybody gets it
+FROM_SERVER = BlockRule(Scope.SERVER, up=False, down=Down.SERVER)  # the server's alone, and everybody gets it
 MOMENTS = "moments"
 
 
@@ -74,7 +74,7 @@ def payload_sum(updates: Sequence[Update], payload: str) -> Tensors:
     """A payload added up over the silos that sent it, and how many ``records`` they have; nothing if none did."""
     total: Tensors = {}
     for update in (update for update in updates if payload in update.payloads):
-        records = torch.tensor(update.weights["all"], dtype=torch.float64)
+        records = torch.tensor(update.counts["all"], dtype=torch.float64)
         for name, tensor in {**update.payloads[payload], "records": records}.items():
             total[name] = total.get(name, torch.zeros_like(records)) + tensor.to(torch.float64)
     return total
@@ -106,7 +106,7 @@ def make(setting: Setting, options: MomentsOptions) -> Method:
         phases=(),
         server_step=MomentsStep(width, how),
         pathways={"class": Pathway({"e": (width,)}, from_class, "e ~ N(0, I), y -> x", ("decoder",), labelled=True)},
-        releases=(Release(payload, BoundedSum(how, how.bound), share=1.0),),
+        payloads=(PayloadRule(payload, BoundedSum(how, how.bound), share=1.0),),
         label_exponent=options.label_exponent,
     )
 

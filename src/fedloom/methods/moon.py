@@ -24,11 +24,11 @@ from fedloom.models.history import remembered
 from fedloom.objectives.contrastive import Contrastive
 from fedloom.objectives.elbo import Elbo
 from fedloom.settings import above, at_least
-from fedloom.sharing.plan import GLOBAL, SILO, BlockPlan, Down, Scope
+from fedloom.sharing.plan import GLOBAL, SILO, BlockRule, Down, Scope
 
 PLANS = {
     "averaged": (GLOBAL, GLOBAL),
-    "server": (BlockPlan(Scope.SILO, up=False, down=Down.SERVER), BlockPlan(Scope.SILO, up=True, down=Down.SERVER)),
+    "server": (BlockRule(Scope.SILO, up=False, down=Down.SERVER), BlockRule(Scope.SILO, up=True, down=Down.SERVER)),
 }
 
 

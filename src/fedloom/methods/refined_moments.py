@@ -18,13 +18,13 @@ from torch import Tensor
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods import moments
-from fedloom.methods.base import Method, Recipe, Release, Setting
+from fedloom.methods.base import Method, PayloadRule, Recipe, Setting
 from fedloom.methods.generator import LABEL_SHARES
 from fedloom.methods.labels import TemperedLabels
 from fedloom.methods.moments import DECODER, MomentsStep, generator_of, payload_sum
 from fedloom.methods.steps import ServerRound, ServerState, Stepped
 from fedloom.models.class_gaussian import BIAS, Contribution, Gradient, Itself, estimate, square_root, told_apart_by
-from fedloom.privacy.releases import BoundedSum
+from fedloom.privacy.payload_sums import BoundedSum
 from fedloom.settings import above, share
 from fedloom.sharing.plan import Tensors, payload_of_sums
 
@@ -91,7 +91,7 @@ def make(setting: Setting, options: RefinedOptions) -> Method:
     if setting.config.rounds < 3 or setting.config.participation.rate < 1:
         raise ConfigError("method 'refined_moments' needs rounds of at least 3 and participation.rate = 1")
     plain = moments.make(setting, moments.MomentsOptions(radius=options.radius, label_exponent=options.label_exponent))
-    (sent,), width, classes = plain.releases, setting.shape[0], len(setting.classes)
+    (sent,), width, classes = plain.payloads, setting.shape[0], len(setting.classes)
     shapes = {"weights": (classes, width), "bias": (classes,)}
     centre = payload_of_sums(CENTRE, "the sum of all records, once", {"sum": (width,)})
     gradient = payload_of_sums(GRADIENT, "a gradient, in every round from the third on", shapes)
@@ -100,10 +100,12 @@ def make(setting: Setting, options: RefinedOptions) -> Method:
         name="refined_moments",
         plan=replace(plain.plan, payloads=(*plain.plan.payloads, centre, gradient)),
         server_step=RefiningStep(width, Contribution(classes, options.radius), options),
-        releases=(
-            Release(centre, BoundedSum(Itself()), "first", share=0.05),
+        payloads=(
+            PayloadRule(centre, BoundedSum(Itself()), "first", share=0.05),
             replace(sent, when=slice(1, 2), share=0.2),
-            Release(gradient, BoundedSum(Gradient(classes, options.radius), options.clip), slice(2, None), share=0.75),
+            PayloadRule(
+                gradient, BoundedSum(Gradient(classes, options.radius), options.clip), slice(2, None), share=0.75
+            ),
         ),
     )
 

@@ -12,7 +12,7 @@ from torch import nn
 from fedloom.config import Config, ServerConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import ARCHITECTURE, Method, OptimizerPlan, Phase, Setting
+from fedloom.methods.base import ARCHITECTURE, Method, OptimizerRule, Phase, Setting
 from fedloom.methods.distil import Distil
 from fedloom.methods.latents import DRAWS, release
 from fedloom.methods.steps import Steps
@@ -110,13 +110,13 @@ def _distilling(method: Method, setting: Setting, *, averages: bool) -> Method:
     kept = SharingPlan(dict.fromkeys(BLOCKS, SERVER if own else GLOBAL), setting.groups)
     alone = replace(setting, config=replace(config, model=replace(model, branches={}, silos={})))
     build = BuildVAE(alone, kept, torch.zeros(len(setting.groups), model.latent))
-    optimizer = OptimizerPlan("adam", settings.learning_rate, keep=settings.keep_optimizer)
+    optimizer = OptimizerRule("adam", settings.learning_rate, keep=settings.keep_optimizer)
     phase = Phase("server", BLOCKS, Elbo(model.latent, model.kl_weight), optimizer, touches_records=False)
     staying = SharingPlan(dict.fromkeys(BLOCKS, SILO), setting.groups)
     student = Method("distil", staying, build, (phase,), method.server_step, {})
     if (sent := release(settings, setting.widest_latent, setting.streams)) is not None:
         plan = replace(method.plan, payloads=(*method.plan.payloads, sent.payload))
-        method = replace(method, plan=plan, releases=(*method.releases, sent))
+        method = replace(method, plan=plan, payloads=(*method.payloads, sent))
     distil = Distil(method, student, kept, settings)
     made = replace(method, server_step=Steps((method.server_step, distil)) if averages else distil)
     if not own:

@@ -50,7 +50,7 @@ def mean_of_old_and_new(old: Tensor, new: Tensor, past: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class DistillationJob:
     """What the server learns in a round: local training on synthetic records, for an engine to carry out."""
 
     method: Method  # of a single site, where all blocks stay
@@ -63,8 +63,8 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Taught:
-    """What came of a lesson: the model's weights, the optimiser's moments where it keeps them, mean loss terms."""
+class Distilled:
+    """What came of a distillation: the model's weights, the optimiser's moments where it keeps them, mean losses."""
 
     weights: Tensors
     moments: Tensors
@@ -81,15 +81,15 @@ class ServerRound:
     updates: Sequence[Update]  # what is seen of single silos, in their order, whatever order they arrived in
     context: RoundContext
     streams: Streams
-    device: torch.device  # where a lesson is to be prepared
+    device: torch.device  # where a distillation is to be prepared
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """What came of a server step; what a lesson teaches is taken in by :meth:`ServerStep.learned`."""
+    """What came of a server step; what a distillation teaches is taken in by :meth:`ServerStep.learned`."""
 
     state: ServerState
-    lesson: Lesson | None = None
+    distillation: DistillationJob | None = None
     terms: Mapping[str, float] = field(default_factory=dict)  # for the log
 
 
@@ -109,8 +109,8 @@ class ServerStep:
         """One round."""
         return Stepped(round.state)
 
-    def learned(self, state: ServerState, _taught: Taught, /) -> ServerState:
-        """The server after its lesson."""
+    def learned(self, state: ServerState, _taught: Distilled, /) -> ServerState:
+        """The server after its distillation."""
         return state
 
     @property
@@ -133,7 +133,7 @@ class Merged(ServerStep):
 
 @dataclass(frozen=True)
 class Steps(ServerStep):
-    """One step after the other; only the last may have a lesson."""
+    """One step after the other; only the last may have a distillation."""
 
     steps: tuple[ServerStep, ...]
 
@@ -153,14 +153,14 @@ class Steps(ServerStep):
         """Each sees what those before it left."""
         stepped, terms = Stepped(round.state), dict[str, float]()
         for step in self.steps:
-            assert stepped.lesson is None, "only the last step may have a lesson"
+            assert stepped.distillation is None, "only the last step may have a distillation"
             stepped = step(replace(round, state=stepped.state))
             terms |= stepped.terms
         return replace(stepped, terms=terms)
 
-    def learned(self, state: ServerState, taught: Taught, /) -> ServerState:
+    def learned(self, state: ServerState, distilled: Distilled, /) -> ServerState:
         """The last one's."""
-        return self.steps[-1].learned(state, taught)
+        return self.steps[-1].learned(state, distilled)
 
     @property
     def of_silos(self) -> Method | None:

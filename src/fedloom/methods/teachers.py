@@ -139,7 +139,7 @@ class Teachers:
 
     def _records(self, update: Update) -> Tensor:
         """How many of each group a silo says it has."""
-        counts = [update.weights.get(f"group={group}", 0.0) for group in self.method.plan.groups]
+        counts = [update.counts.get(f"group={group}", 0.0) for group in self.method.plan.groups]
         return torch.tensor(counts, dtype=torch.float64)
 
     def _check(self, update: Update, unknown: Mapping[BlockKey, Tensors]) -> None:

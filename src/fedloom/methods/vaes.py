@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerPlan, Pathway, Phase, SampleInputs, Setting, branched
+from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
 from fedloom.models.conditional import GroupConditionalVAE
 from fedloom.models.hierarchical import HierarchicalVAE
@@ -22,7 +22,7 @@ from fedloom.models.vae import VAE
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.lipschitz import bounded_decoder
-from fedloom.sharing.plan import BlockPlan, Down, Scope, SharingPlan
+from fedloom.sharing.plan import BlockRule, Down, Scope, SharingPlan
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BuildVAE:
 def vae_method(
     name: str,
     setting: Setting,
-    blocks: Mapping[str, BlockPlan],
+    blocks: Mapping[str, BlockRule],
     prior_means: Tensor,
     objective: Objective,
     pathways: Mapping[str, Pathway],
@@ -96,7 +96,7 @@ def vae_method(
         name=name,
         plan=plan,
         build=BuildVAE(setting, plan, prior_means, told_group, decoder_size),
-        phases=(Phase("vae", tuple(blocks), objective, OptimizerPlan.of(setting.config.local)),),
+        phases=(Phase("vae", tuple(blocks), objective, OptimizerRule.of(setting.config.local)),),
         server_step=Merged(),
         pathways=pathways,
         kind=setting.kind_of,
@@ -107,8 +107,8 @@ def flat_vae_method(
     name: str,
     setting: Setting,
     *,
-    encoder: BlockPlan,
-    decoder: BlockPlan,
+    encoder: BlockRule,
+    decoder: BlockRule,
     prior: str = "identical",
     told_group: bool = False,
     decoder_size: int = 1,

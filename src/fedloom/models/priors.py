@@ -1,4 +1,4 @@
-"""Prior means of the groups: where in the latent space each group lives (the covariance is the identity throughout)."""
+"""Prior means of the groups: where in the latent space each group lies (the covariance is the identity throughout)."""
 
 from __future__ import annotations
 

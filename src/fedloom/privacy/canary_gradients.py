@@ -23,7 +23,7 @@ from fedloom.errors import ConfigError
 from fedloom.privacy.audits import CONFIDENCE, CanaryAudit, audit_canaries
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Whole
-from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.noise import NoiseKey, Randomness
 from fedloom.privacy.sampling import capacity, passes, poisson_sample
 
 LONG = 10.0  # gradients before clipping, in bounds: how they are clipped is tested, too
@@ -50,17 +50,17 @@ def audit_mechanism(
     directions = right_angles(canaries)
     parts = [canaries - canaries // 4, canaries // 4]  # two parameters, which must be clipped together
     parameters = {name: torch.zeros(size) for name, size in zip(("weight", "bias"), parts, strict=True)}
-    included = randomness.uniform(canaries, Moment(0, 0, 0, "canaries")) < 0.5
+    included = randomness.uniform(canaries, NoiseKey(0, 0, 0, "canaries")) < 0.5
     rows = capacity(torch.ones(canaries, dtype=torch.int64), mechanism.rate)
     bound, scores = mechanism.clipping.start(), torch.zeros(canaries, dtype=torch.float64)
     for step in range(steps):
-        moment, sums = Moment(0, 1, step), list[ClippedSum]()
-        drawn = poisson_sample(randomness, canaries, mechanism.rate, moment)
+        noise_key, sums = NoiseKey(0, 1, step), list[ClippedSum]()
+        drawn = poisson_sample(randomness, canaries, mechanism.rate, noise_key)
         for each in passes(drawn[included[drawn]], rows):
             gradients = torch.split(LONG * bound * directions[each.index], parts, dim=1)
             forms = {name: Whole(part) for name, part in zip(parameters, gradients, strict=True)}
             sums.append(mechanism.clip(forms, each.mask, bound, each.index))
-        released, following = mechanism.release(total_of(sums), mechanism.draw(parameters, randomness, moment))
+        released, following = mechanism.release(total_of(sums), mechanism.draw(parameters, randomness, noise_key))
         seen = directions @ torch.cat([released[name] for name in parameters])
         scores += evidence(seen.double() * mechanism.expected / bound, mechanism.noise_multiplier, mechanism.rate)
         bound = following

@@ -18,7 +18,7 @@ from fedloom.errors import ConfigError
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import Clipping, Count, Fixed, Lengths, clip_factors
 from fedloom.privacy.gradient_forms import Form, by_subject, joint_norms
-from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.noise import NoiseKey, Randomness
 from fedloom.privacy.trust import Local, Trust
 
 
@@ -150,11 +150,11 @@ class DPSGD:
         factors = (factors * scale.example).to(mask.dtype)  # here the division costs next to nothing
         return ClippedSum({name: form.weighted_sum(factors) for name, form in forms.items()}, below, bound)
 
-    def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, moment: Moment) -> dict[str, Tensor]:
+    def draw(self, parameters: Mapping[str, Tensor], randomness: Randomness, noise_key: NoiseKey) -> dict[str, Tensor]:
         """Standard normal noise for each private parameter, and under the empty name for the count."""
         shapes = {name: parameter.shape for name, parameter in parameters.items() if self.is_private(name)}
         # On the host, whatever the device: only the numbers move.
-        numbers = randomness.normal(1 + sum(map(math.prod, shapes.values())), moment)
+        numbers = randomness.normal(1 + sum(map(math.prod, shapes.values())), noise_key)
         return divided(numbers.to(next(iter(parameters.values())).device), shapes)
 
     @property

@@ -47,10 +47,10 @@ _TABLES = (
 )
 
 
-def told(epsilon: float) -> str:
+def format_epsilon(epsilon: float) -> str:
     """An epsilon in digits, rounded up: what is printed was never exceeded by what was spent.
 
-    >>> told(9.95543)
+    >>> format_epsilon(9.95543)
     '9.956'
     """
     thousandths = 1000 * epsilon

@@ -27,7 +27,7 @@ COINS, NOISE = "privacy/coins", "privacy/noise"
 
 
 @dataclass(frozen=True)
-class Moment:
+class NoiseKey:
     """One step of one silo; what is no step of its training has a name for its use."""
 
     silo: int
@@ -45,10 +45,10 @@ class Randomness(Protocol):
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same moment always gives the same numbers, so that doing a round again is the same release."""
+        """Whether the same noise_key always gives the same numbers, so that doing a round again is the same release."""
         ...
 
-    def uniform(self, count: int, moment: Moment, /) -> Tensor:
+    def uniform(self, count: int, noise_key: NoiseKey, /) -> Tensor:
         """Numbers in (0, 1), float64."""
         ...
 
@@ -56,7 +56,7 @@ class Randomness(Protocol):
         """Numbers in (0, 1) for several steps of one silo, shape (steps, count), float64."""
         ...
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu", /) -> Tensor:
+    def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu", /) -> Tensor:
         """So many standard normal numbers."""
         ...
 
@@ -67,10 +67,10 @@ class Randomness(Protocol):
 
 @dataclass(frozen=True)
 class StreamNoise:
-    """A function of the streams' key and the moment, whatever engine asks. Simulation only.
+    """A function of the streams' key and the noise_key, whatever engine asks. Simulation only.
 
     Coins come from the named streams, the same on every device. Noise is too much for those: it comes from a fast
-    generator of the device that asks, which the moment seeds with 64 bits or more. Torch's generator of the CPU heeds
+    generator of the device that asks, which the key seeds with 64 bits or more. Torch's generator of the CPU heeds
     only 32, with which two of many steps would share their noise.
     """
 
@@ -78,29 +78,31 @@ class StreamNoise:
 
     @property
     def repeatable(self) -> bool:
-        """A pure function of key and moment."""
+        """A pure function of key and noise_key."""
         return True
 
-    def uniform(self, count: int, moment: Moment) -> Tensor:
+    def uniform(self, count: int, noise_key: NoiseKey) -> Tensor:
         """A number in (0, 1) for each record, from the seed."""
-        purpose = moment.stream(COINS)
-        return coins(self.streams, count, silo=moment.silo, round=moment.round, step=moment.step, purpose=purpose)
+        purpose = noise_key.stream(COINS)
+        return coins(
+            self.streams, count, silo=noise_key.silo, round=noise_key.round, step=noise_key.step, purpose=purpose
+        )
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
         """Those of each step, drawn at once."""
         return coins(self.streams, count, silo=silo, round=round, step=steps)
 
-    def normal(self, count: int, moment: Moment, device: torch.device | str = "cpu") -> Tensor:
+    def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         """So many standard normal numbers in float32, on the device that is asked for."""
-        return self.fill(torch.empty(count, device=device), moment)
+        return self.fill(torch.empty(count, device=device), noise_key)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
         """Float32; a row does not depend on the number of rows."""
         return self.streams.normal(purpose, rows, width, silo=silo, round=round, step=steps)
 
-    def fill(self, numbers: Tensor, moment: Moment) -> Tensor:
+    def fill(self, numbers: Tensor, noise_key: NoiseKey) -> Tensor:
         """Standard normal numbers, in place."""
-        name = f"{moment.silo}/{moment.round}/{moment.step}/{moment.use}"
+        name = f"{noise_key.silo}/{noise_key.round}/{noise_key.step}/{noise_key.use}"
         if numbers.device.type != "cpu":
             return numbers.normal_(generator=self.device_generator(name, numbers.device))
         seed = int.from_bytes(self.streams.digest(f"{NOISE}/{name}"), "little")
@@ -158,7 +160,7 @@ def coins(
 class SecureNoise:
     """ChaCha20, keyed anew by the operating system for every draw; nothing is kept, nothing can be repeated.
 
-    No moment determines what is drawn, so none is looked at.
+    No noise_key determines what is drawn, so none is looked at.
     """
 
     @property
@@ -166,7 +168,7 @@ class SecureNoise:
         """Always false: the operating system gives no number twice."""
         return False
 
-    def uniform(self, count: int, _: Moment, /) -> Tensor:
+    def uniform(self, count: int, _: NoiseKey, /) -> Tensor:
         """Numbers in (0, 1), each from 64 bits of the operating system's."""
         return torch.from_numpy(_secure_uniform(count))
 
@@ -174,7 +176,7 @@ class SecureNoise:
         """Numbers in (0, 1) for each step and record, each from 64 bits of the operating system's."""
         return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
 
-    def normal(self, count: int, _: Moment, device: torch.device | str = "cpu", /) -> Tensor:
+    def normal(self, count: int, _: NoiseKey, device: torch.device | str = "cpu", /) -> Tensor:
         """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""
         half = math.ceil(count / 2)
         radius = np.sqrt(-2.0 * np.log(_secure_uniform(half)))
@@ -184,7 +186,7 @@ class SecureNoise:
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
         """Standard normal numbers for each step and record, in float32."""
-        numbers = self.normal(len(steps) * rows * width, Moment(silo, round, int(steps[0]), purpose))
+        numbers = self.normal(len(steps) * rows * width, NoiseKey(silo, round, int(steps[0]), purpose))
         return numbers.to(torch.float32).reshape(len(steps), rows, width)
 
 

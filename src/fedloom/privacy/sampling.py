@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.noise import NoiseKey, Randomness
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ def in_eights(rows: float) -> int:
     return 8 * max(1, math.ceil(rows / 8))
 
 
-def poisson_sample(randomness: Randomness, units: int, rate: float, moment: Moment) -> Tensor:
-    """Who is in the batch of this moment; it may be nobody."""
-    return torch.nonzero(randomness.uniform(units, moment) < rate).flatten()
+def poisson_sample(randomness: Randomness, units: int, rate: float, noise_key: NoiseKey) -> Tensor:
+    """Who is in the batch of this noise_key; it may be nobody."""
+    return torch.nonzero(randomness.uniform(units, noise_key) < rate).flatten()
 
 
 def passes(chosen: Tensor, rows: int) -> list[Pass]:

@@ -11,7 +11,7 @@ from typing import Any
 from fedloom.config import PrivacyConfig
 from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.accounts import Account
-from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger, told
+from fedloom.privacy.ledger import PRETRAINING, UPDATE, Ledger, format_epsilon
 from fedloom.privacy.trust import Distributed, Local
 
 NONE = "no DP guarantee"
@@ -60,7 +60,11 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     unit = settings.unit
     several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
     replaced = _largest(account.replaced for account in accounts)
-    parts = {"replacement": f"for one {unit} replaced by another: at most epsilon {told(replaced)}"} if replaced else {}
+    parts = (
+        {"replacement": f"for one {unit} replaced by another: at most epsilon {format_epsilon(replaced)}"}
+        if replaced
+        else {}
+    )
     parts |= {
         "mechanism": _mechanism(settings, {release.name for account in accounts for release in account.releases}),
         "unit": unit,
@@ -72,7 +76,8 @@ def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     }
     spent = max((account.spent for account in accounts), default=0.0)
     delta = max((account.budget.delta for account in accounts), default=settings.delta)
-    guarantee = f"({told(spent)}, {delta:g})-differential privacy for each {unit}, by what every silo has spent so far"
+    pair = f"({format_epsilon(spent)}, {delta:g})"
+    guarantee = f"{pair}-differential privacy for each {unit}, by what every silo has spent so far"
     if settings.trust != "local":  # no guarantee against whoever sees what a single silo sends
         guarantee += f"; {_trust(settings, len(accounts))}"
     if problem:

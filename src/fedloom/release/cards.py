@@ -14,7 +14,7 @@ from markupsafe import Markup
 import fedloom
 from fedloom.evaluation.metric import metric_title
 from fedloom.modalities.base import modality_of
-from fedloom.privacy.ledger import told
+from fedloom.privacy.ledger import format_epsilon
 from fedloom.release.formats import DATA_FILES
 from fedloom.release.provenance import FLAG, Provenance
 from fedloom.runs.metrics import split_key
@@ -98,7 +98,7 @@ def _card(
 def _privacy(provenance: Provenance) -> dict[str, str]:
     spent = {}
     if provenance.epsilon is not None and provenance.delta is not None:
-        spent = {"epsilon spent": told(provenance.epsilon), "delta": f"{provenance.delta:g}"}
+        spent = {"epsilon spent": format_epsilon(provenance.epsilon), "delta": f"{provenance.delta:g}"}
     return {"guarantee": provenance.guarantee, **spent, **provenance.privacy}
 
 

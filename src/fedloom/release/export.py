@@ -27,8 +27,8 @@ from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.steps import ServerState
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
-from fedloom.release.parcel import check_place, file_names, parcel
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
+from fedloom.release.release_folder import check_place, file_names, release_folder
 from fedloom.settings import parse
 from fedloom.sharing.codec import BLOCKS, MEMORY, flat, packed, parts, under
 from fedloom.sharing.plan import BlockKey, Tensors
@@ -95,7 +95,7 @@ def export(
         "licence": licence,
     }
     card = model_card(provenance, contents, FORMATS[form].use.replace("{first}", json.dumps(generator.groups[0])))
-    with parcel(out, provenance, contents, card) as folder:
+    with release_folder(out, provenance, contents, card) as folder:
         subject = ExportJob(generator, run.folder.config, shape, progress or (lambda _: None))
         contents |= FORMATS[form].write(folder, subject)  # before the manifest is written
     return contents

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError, MissingExtraError
 from fedloom.modalities.base import Modality, modality_of
-from fedloom.release.parcel import file_names
+from fedloom.release.release_folder import file_names
 
 
 @dataclass(frozen=True)

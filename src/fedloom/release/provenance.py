@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.methods.generator import Generator
-from fedloom.privacy.ledger import told
+from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE, summarise
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import is_metric
@@ -144,7 +144,7 @@ def _beyond(limits: Sequence[Limits], epsilon: float | None, delta: float) -> li
         if epsilon is None:
             found.append(f"{allowed}, and no epsilon is known")
         elif epsilon > limit.epsilon or delta > limit.delta:
-            found.append(f"{allowed}, and epsilon {told(epsilon)} at delta {delta:g} was spent")
+            found.append(f"{allowed}, and epsilon {format_epsilon(epsilon)} at delta {delta:g} was spent")
     return found
 
 

@@ -15,8 +15,8 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.release.cards import dataset_card
 from fedloom.release.formats import FORMATS, RecordKind
-from fedloom.release.parcel import check_place, parcel
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
+from fedloom.release.release_folder import check_place, release_folder
 from fedloom.streams import Streams
 
 CHUNK = 1000  # records made at once; fixed, so that a record does not depend on how many are asked for
@@ -80,7 +80,7 @@ def synthesize(
         "licence": order.licence,
     }
     card = dataset_card(provenance, contents)
-    with parcel(out, provenance, contents, card) as folder:
+    with release_folder(out, provenance, contents, card) as folder:
         writer, done = FORMATS[order.form](folder, kind), 0
         for group, of_group in counts.items():
             for label, count in of_group.items():

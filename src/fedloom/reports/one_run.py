@@ -8,7 +8,7 @@ from collections.abc import Collection
 import tomli_w
 from markupsafe import Markup
 
-from fedloom.privacy.ledger import told
+from fedloom.privacy.ledger import format_epsilon
 from fedloom.reports.charts import bars
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
@@ -207,7 +207,7 @@ def _audit(facts: RunFacts) -> Markup | None:
 
 def _epsilon(value: float | None) -> str:
     """JSON has no infinite numbers: no value is no limit."""
-    return "unlimited" if value is None else told(value)
+    return "unlimited" if value is None else format_epsilon(value)
 
 
 def _budget(spent: float | None, granted: float | None) -> dict[str, float]:

@@ -18,11 +18,11 @@ from fedloom.sharing.update import Update
 Weighting = Literal["size", "equal-groups", "equal"]
 
 
-def totals_of(weights: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def totals_of(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """How many records the silos hold together, in all and of each group."""
     totals: dict[str, float] = {}
-    for counts in weights:
-        for owner, count in counts.items():
+    for of_silo in counts:
+        for owner, count in of_silo.items():
             totals[owner] = totals.get(owner, 0.0) + count
     return totals
 
@@ -36,8 +36,8 @@ def weight_of(update: Update, key: BlockKey, scope: Scope, weighting: Weighting,
     if weighting == "equal":
         return 1.0
     if scope is Scope.GLOBAL and weighting == "equal-groups":
-        return sum(n / totals[group] for group, n in update.weights.items() if group != "all")
-    return update.weights[key.owner if scope is Scope.GROUP else "all"]
+        return sum(n / totals[group] for group, n in update.counts.items() if group != "all")
+    return update.counts[key.owner if scope is Scope.GROUP else "all"]
 
 
 class Sums(Protocol):
@@ -122,7 +122,7 @@ class Merge(ABC):
         return 1
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """The setting, in words."""
         settings = [f"{each.name} = {getattr(self, each.name)}" for each in fields(self)]
         return f"server.merge = '{self.name}'" + f" with {', '.join(settings)}" * bool(settings)
@@ -171,7 +171,7 @@ class Aggregator:
         self, updates: Sequence[Update], plan: SharingPlan, known: Mapping[BlockKey, Tensors]
     ) -> dict[BlockKey, Tensors]:
         """One copy of each GLOBAL and GROUP block over the updates that hold it, in the order of ``updates``."""
-        totals = totals_of([update.weights for update in updates])
+        totals = totals_of([update.counts for update in updates])
         found: dict[BlockKey, list[tuple[Tensors, float]]] = {}
         for update in updates:
             for key, tensors in update.blocks.items():
@@ -183,7 +183,7 @@ class Aggregator:
         for key, pairs in found.items():
             if len(pairs) < self.merge.least:
                 warnings.warn(
-                    f"block '{key}' stays as it was in round {updates[0].round}: {self.merge.told} needs "
+                    f"block '{key}' stays as it was in round {updates[0].round}: {self.merge.title} needs "
                     f"{self.merge.least} copies, and {len(pairs)} came",
                     FedloomWarning,
                     stacklevel=2,
@@ -203,7 +203,7 @@ class Aggregator:
                     k: part for k, part in update.blocks.items() if blocks and plan.blocks[k.block].seen is Seen.EACH
                 },
                 payloads={name: part for name, part in update.payloads.items() if name not in hidden},
-                weights={} if "records" in hidden else update.weights,
+                counts={} if "records" in hidden else update.counts,
             )
             for update in updates
         ]
@@ -221,6 +221,6 @@ class Aggregator:
             }
             for name, parts in totals.items()
         }
-        weights = totals_of([update.weights for update in updates])
-        left = [update for update in own if update.blocks or update.payloads or update.weights]
-        return [*left, Update("all", updates[0].round, {}, weights, payloads)]
+        counts = totals_of([update.counts for update in updates])
+        left = [update for update in own if update.blocks or update.payloads or update.counts]
+        return [*left, Update("all", updates[0].round, {}, counts, payloads)]

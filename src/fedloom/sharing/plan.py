@@ -39,7 +39,7 @@ class Seen(StrEnum):
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class BlockRule:
     """How one block is shared."""
 
     scope: Scope
@@ -48,11 +48,11 @@ class BlockPlan:
     seen: Seen = Seen.EACH
 
 
-GLOBAL = BlockPlan(Scope.GLOBAL, up=True, down=Down.MERGED)
-GROUP = BlockPlan(Scope.GROUP, up=True, down=Down.MERGED)
-SILO = BlockPlan(Scope.SILO, up=False, down=Down.NOTHING)
-UPLOAD = BlockPlan(Scope.SILO, up=True, down=Down.NOTHING)  # sent every round, never averaged, nothing comes back
-SERVER = BlockPlan(Scope.SERVER, up=False, down=Down.NOTHING)
+GLOBAL = BlockRule(Scope.GLOBAL, up=True, down=Down.MERGED)
+GROUP = BlockRule(Scope.GROUP, up=True, down=Down.MERGED)
+SILO = BlockRule(Scope.SILO, up=False, down=Down.NOTHING)
+UPLOAD = BlockRule(Scope.SILO, up=True, down=Down.NOTHING)  # sent every round, never averaged, nothing comes back
+SERVER = BlockRule(Scope.SERVER, up=False, down=Down.NOTHING)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class BlockKey:
 class SharingPlan:
     """Everything that may cross a silo's door, by name."""
 
-    blocks: Mapping[str, BlockPlan]
+    blocks: Mapping[str, BlockRule]
     groups: tuple[str, ...]
     payloads: tuple[Payload, ...] = (RECORD_COUNT,)
 

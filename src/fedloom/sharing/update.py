@@ -21,7 +21,7 @@ class Update:
     silo: str
     round: int
     blocks: Mapping[BlockKey, Tensors]
-    weights: Mapping[str, float]  # the silo's number of records or subjects, in all ("all") and per group ("group=...")
+    counts: Mapping[str, float]  # the silo's number of records or subjects, in all ("all") and per group ("group=...")
     payloads: Mapping[str, Tensors] = field(default_factory=dict)  # payload -> its tensors, by name
 
 
@@ -59,7 +59,7 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
     """
     declared = {key for block, rule in plan.blocks.items() if rule.up for key in plan.prefixes(block, site).values()}
     left: dict[str, dict[str, tuple[int, ...]]] = {}
-    size = 8 * len(update.weights)
+    size = 8 * len(update.counts)
     for key, tensors in update.blocks.items():
         if key not in declared:
             raise EgressError(
@@ -76,15 +76,15 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
         left[str(key)] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     allowed = {payload.name: payload.shapes for payload in plan.payloads}
     undeclared = sorted(set(update.payloads) - set(allowed))
-    if update.weights and "records" not in allowed:
+    if update.counts and "records" not in allowed:
         undeclared.append("records")
     counted = {"all", *(f"group={plan.groups[group]}" for group in site.groups)}
-    undeclared += [f"records of {owner}" for owner in sorted(set(update.weights) - counted)]
+    undeclared += [f"records of {owner}" for owner in sorted(set(update.counts) - counted)]
     if undeclared:
         raise EgressError(
             f"silo '{update.silo}' tried to send payload '{undeclared[0]}', which its sharing plan does not declare"
         )
-    sent: dict[str, dict[str, tuple[int, ...]]] = {"records": {}} if update.weights else {}
+    sent: dict[str, dict[str, tuple[int, ...]]] = {"records": {}} if update.counts else {}
     for payload, tensors in sorted(update.payloads.items()):
         for name, tensor in tensors.items():
             if allowed[payload].get(name) != tuple(tensor.shape):

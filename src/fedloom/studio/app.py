@@ -134,7 +134,7 @@ def static(name: str) -> Response:
 
 @router.get("/")
 async def runs(studio: Here) -> Response:
-    """All runs at a glance."""
+    """All runs at a summary."""
     return _html(pages.runs_page(studio.catalogue.root.name, await studio.watch.shared_look()))
 
 
@@ -151,18 +151,18 @@ async def _stream(watch: RunWatch, keys: Sequence[str]) -> AsyncIterator[str]:
         if event is None:
             yield ": still here\n\n"
             continue
-        key, sight = event
+        key, live_run = event
         found: dict[str, Any] = {"key": key}
-        if sight is not None:
+        if live_run is not None:
             found |= {
-                "stamp": sight.glance.stamp,
-                "state": sight.state,
-                "name": sight.glance.entry.name,
-                "row": pages.run_row(sight),
-                "progress": pages.progress(sight.glance),
-                "mark": pages.state_mark(sight.state),
+                "stamp": live_run.summary.stamp,
+                "state": live_run.state,
+                "name": live_run.summary.entry.name,
+                "row": pages.run_row(live_run),
+                "progress": pages.progress(live_run.summary),
+                "mark": pages.state_mark(live_run.state),
             }
-        yield f"event: {'run' if sight else 'gone'}\ndata: {json.dumps(found)}\n\n"
+        yield f"event: {'run' if live_run else 'gone'}\ndata: {json.dumps(found)}\n\n"
 
 
 @router.get("/compare")
@@ -186,21 +186,21 @@ def papers() -> Response:
 @router.get("/papers/{paper}/{table}")
 async def paper_table(studio: Here, paper: str, table: str) -> Response:
     """A table, obtained beside published."""
-    sights = await studio.watch.shared_look()
-    return _html(await asyncio.to_thread(pages.table_page, f"{paper}/{table}", studio.papers, sights.values()))
+    live_runs = await studio.watch.shared_look()
+    return _html(await asyncio.to_thread(pages.table_page, f"{paper}/{table}", studio.papers, live_runs.values()))
 
 
 @router.get("/runs/{key}")
 def one_run(studio: Here, key: str) -> Response:
     """A run's page."""
-    sight = studio.sight(key)
-    return _html(pages.run_page(sight, studio.story(sight)))
+    live_run = studio.live_run(key)
+    return _html(pages.run_page(live_run, studio.story(live_run)))
 
 
 @router.get("/runs/{key}/body")
 def run_body(studio: Here, key: str) -> Response:
     """The same, without the frame of the page."""
-    return _html(pages.run_body(studio.story(studio.sight(key))))
+    return _html(pages.run_body(studio.story(studio.live_run(key))))
 
 
 @router.get("/runs/{key}/samples/{number}/{place}")
@@ -216,7 +216,7 @@ def samples(studio: Here, key: str, number: int, place: int) -> Response:
 @router.get("/runs/{key}/explore")
 def explore(studio: Here, key: str) -> Response:
     """The latent explorer."""
-    return _html(pages.explore_page(studio.sight(key), studio.explorer(key)))
+    return _html(pages.explore_page(studio.live_run(key), studio.explorer(key)))
 
 
 @router.get("/runs/{key}/{round}/start")

@@ -13,9 +13,9 @@ from fedloom.reports.one_run import run_heading, run_sections
 from fedloom.reports.parts import Story, method_of
 from fedloom.reports.several_runs import comparison_sections
 from fedloom.studio.explorer import REACH, Explorer, View
-from fedloom.studio.glance import Glance
 from fedloom.studio.papers import declared, parts_of_table, tables_by_paper
-from fedloom.studio.watch import Sight
+from fedloom.studio.run_summary import RunSummary
+from fedloom.studio.watch import LiveRun
 from fedloom.templating import render
 
 MOST_COMPARED = 8
@@ -38,23 +38,23 @@ def error_page(sentence: str) -> str:
     return page("error", "Not shown", {"sentence": sentence})
 
 
-# The runs at a glance
+# The runs at a summary
 
 
-def runs_page(folder: str, sights: Mapping[str, Sight]) -> str:
+def runs_page(folder: str, live_runs: Mapping[str, LiveRun]) -> str:
     """A line for each run, the newest first."""
-    order = sorted(sights.values(), key=lambda sight: -sight.glance.changed)
-    return page("runs", "Runs", {"folder": folder, "sights": order, "most_compared": MOST_COMPARED}, here="/")
+    order = sorted(live_runs.values(), key=lambda live_run: -live_run.summary.changed)
+    return page("runs", "Runs", {"folder": folder, "live_runs": order, "most_compared": MOST_COMPARED}, here="/")
 
 
-def run_row(sight: Sight) -> str:
+def run_row(live_run: LiveRun) -> str:
     """A run's line."""
-    return part("row", {"glance": sight.glance, "state": sight.state})
+    return part("row", {"summary": live_run.summary, "state": live_run.state})
 
 
-def progress(glance: Glance) -> str:
+def progress(summary: RunSummary) -> str:
     """How far a run is, and how long it may take yet."""
-    return part("progress", {"glance": glance})
+    return part("progress", {"summary": summary})
 
 
 def state_mark(state: str) -> str:
@@ -65,17 +65,17 @@ def state_mark(state: str) -> str:
 # One run, and several compared
 
 
-def run_page(sight: Sight, story: Story) -> str:
+def run_page(live_run: LiveRun, story: Story) -> str:
     """Everything about a run; it is renewed while the run goes on."""
-    glance = sight.glance
+    summary = live_run.summary
     values = {
-        "glance": glance,
-        "state": sight.state,
+        "summary": summary,
+        "state": live_run.state,
         "method": method_of(story.facts),
-        "address": f"/runs/{glance.entry.key}/body",
-        "sights": [sight],
+        "address": f"/runs/{summary.entry.key}/body",
+        "live_runs": [live_run],
     }
-    return page("run", glance.entry.name, values | _run_body(story))
+    return page("run", summary.entry.name, values | _run_body(story))
 
 
 def run_body(story: Story) -> str:
@@ -87,13 +87,13 @@ def _run_body(story: Story) -> dict[str, object]:
     return {"heading": run_heading(story, NO_CARDS), "found": run_sections(story, "", with_samples=True)}
 
 
-def compare_page(sights: Sequence[Sight], stories: Sequence[Story]) -> str:
+def compare_page(live_runs: Sequence[LiveRun], stories: Sequence[Story]) -> str:
     """Runs side by side."""
-    keys = [sight.glance.entry.key for sight in sights]
+    keys = [live_run.summary.entry.key for live_run in live_runs]
     values = {
         "names": {key: story.facts.label for key, story in zip(keys, stories, strict=True)},
         "address": "/compare/body?" + "&".join(f"run={key}" for key in keys),
-        "sights": sights,
+        "live_runs": live_runs,
     }
     return page("compare", "Runs compared", values | _compare_body(stories))
 
@@ -115,14 +115,14 @@ def papers_page() -> str:
     return page("papers", "Papers", {"papers": tables_by_paper()}, here="/papers")
 
 
-def table_page(name: str, papers: Path, sights: Iterable[Sight]) -> str:
+def table_page(name: str, papers: Path, live_runs: Iterable[LiveRun]) -> str:
     """One table of a paper."""
     found = declared(name).table
     values = {
         "name": name,
         "paper": found.paper,
         "has_results": (papers / found.paper / "results").is_dir(),
-        "parts": parts_of_table(name, papers, sights),
+        "parts": parts_of_table(name, papers, live_runs),
     }
     return page("paper_table", found.title, values, here="/papers")
 
@@ -139,9 +139,9 @@ class Choice:
     options: Mapping[str, str]
 
 
-def explore_page(sight: Sight, explorer: Explorer) -> str:
+def explore_page(live_run: LiveRun, explorer: Explorer) -> str:
     """Controls; the images come one by one as they are asked for."""
-    entry = sight.glance.entry
+    entry = live_run.summary.entry
     values = {
         "key": entry.key,
         "name": entry.name,

@@ -12,7 +12,7 @@ from fedloom.reproduction.rendering import Line, shown
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.tables import Part, Table, load_table, table_names
 from fedloom.studio.catalogue import NotServedError
-from fedloom.studio.watch import Sight
+from fedloom.studio.watch import LiveRun
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RowName:
     """A row, and those runs of the folder that are of it."""
 
     name: str
-    sights: Sequence[Sight]
+    live_runs: Sequence[LiveRun]
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ class ShownPart:
     table: Listing
 
 
-def parts_of_table(name: str, papers: Path, sights: Iterable[Sight]) -> list[ShownPart]:
+def parts_of_table(name: str, papers: Path, live_runs: Iterable[LiveRun]) -> list[ShownPart]:
     """All parts of a table, with what result files under ``papers`` say."""
     found = declared(name)
     results = Results.read(papers / found.table.paper / "results")
-    runs: dict[str, list[Sight]] = {}
-    for sight in sights:
-        for identity in sight.glance.identities:
-            runs.setdefault(identity, []).append(sight)
+    runs: dict[str, list[LiveRun]] = {}
+    for live_run in live_runs:
+        for identity in live_run.summary.identities:
+            runs.setdefault(identity, []).append(live_run)
     return [_part(found, part, results, runs) for part in found.table.parts]
 
 
-def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list[Sight]]) -> ShownPart:
+def _part(found: Declared, part: Part, results: Results, runs: Mapping[str, list[LiveRun]]) -> ShownPart:
     lines = [Line(found.table, row, results.of(found.identities[row.id])) for row in part.rows]
     columns = shown(found.table, lines)
     rows = [

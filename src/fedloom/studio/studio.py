@@ -20,7 +20,7 @@ from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
-from fedloom.studio.watch import RunWatch, Sight
+from fedloom.studio.watch import LiveRun, RunWatch
 
 KEPT = 16  # runs whose numbers, and as many whose models, stay in memory
 NO_RECORDS = "the studio reads nothing but the runs folder"
@@ -69,29 +69,29 @@ class Studio:
         catalogue = Catalogue(root.resolve())
         return cls(catalogue, RunWatch(catalogue), papers)
 
-    def sight(self, key: str) -> Sight:
+    def live_run(self, key: str) -> LiveRun:
         """A run that can be read."""
-        sight = self.watch.sight(self.catalogue.entry(key))
-        if sight.glance.problem:
-            raise NotServedError(sight.glance.problem)
-        return sight
+        live_run = self.watch.live_run(self.catalogue.entry(key))
+        if live_run.summary.problem:
+            raise NotServedError(live_run.summary.problem)
+        return live_run
 
-    def story(self, sight: Sight) -> Story:
+    def story(self, live_run: LiveRun) -> Story:
         """What a run's page tells."""
-        entry = sight.glance.entry
-        return self._stories.get(entry.key, sight.glance.stamp, lambda: _story(entry))
+        entry = live_run.summary.entry
+        return self._stories.get(entry.key, live_run.summary.stamp, lambda: _story(entry))
 
-    def compared(self, keys: Sequence[str]) -> tuple[list[Sight], list[Story]]:
+    def compared(self, keys: Sequence[str]) -> tuple[list[LiveRun], list[Story]]:
         """Chosen runs, and what there is to tell about each."""
         chosen = list(dict.fromkeys(keys))
         if not 2 <= len(chosen) <= MOST_COMPARED:
             raise ConfigError(f"choose 2 to {MOST_COMPARED} runs to compare, not {len(chosen)}")
-        sights = [self.sight(key) for key in chosen]
-        return sights, [self.story(sight) for sight in sights]
+        live_runs = [self.live_run(key) for key in chosen]
+        return live_runs, [self.story(live_run) for live_run in live_runs]
 
     def sample_file(self, key: str, round_number: int, place: int) -> Path:
         """A grid of samples, by its place among those of its round."""
-        files = grids_of(self.sight(key).glance.entry.path).get(round_number, [])
+        files = grids_of(self.live_run(key).summary.entry.path).get(round_number, [])
         if not 0 <= place < len(files) or not is_plain(files[place]):
             raise NotServedError(f"there is no such picture of round {round_number}")
         return files[place]

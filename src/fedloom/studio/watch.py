@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from fedloom.studio.catalogue import Catalogue, FoundRun
-from fedloom.studio.glance import Glance, glance_at, stamp_of
+from fedloom.studio.run_summary import RunSummary, run_summary_of, stamp_of
 
 TICK = 1.0  # seconds
 NAP = 0.1  # seconds after which one who waits for the next look sees that the studio ends
@@ -18,10 +18,10 @@ MOST_WATCHERS = 32
 
 
 @dataclass(frozen=True)
-class Sight:
+class LiveRun:
     """A run as it stands, with its state at that moment."""
 
-    glance: Glance
+    summary: RunSummary
     state: str
 
 
@@ -33,24 +33,24 @@ class RunWatch:
     tick: float = TICK
     watchers: int = 0
     closed: bool = False
-    _known: dict[str, Glance] = field(default_factory=dict)
+    _known: dict[str, RunSummary] = field(default_factory=dict)
     _looked: float = -math.inf  # not yet; a clock may have begun a moment ago
-    _sights: dict[str, Sight] = field(default_factory=dict)
+    _sights: dict[str, LiveRun] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def look(self) -> dict[str, Sight]:
+    def look(self) -> dict[str, LiveRun]:
         """Every run by its key."""
-        sights = {key: self.sight(entry) for key, entry in self.catalogue.entries().items()}
-        self._known = {key: sight.glance for key, sight in sights.items()}
-        return sights
+        live_runs = {key: self.live_run(entry) for key, entry in self.catalogue.entries().items()}
+        self._known = {key: live_run.summary for key, live_run in live_runs.items()}
+        return live_runs
 
-    def sight(self, entry: FoundRun) -> Sight:
+    def live_run(self, entry: FoundRun) -> LiveRun:
         """One run, read anew where its files have changed."""
         known = self._known.get(entry.key)
-        glance = known if known is not None and known.stamp == stamp_of(entry.path)[0] else glance_at(entry)
-        return Sight(glance, glance.state(time.time()))
+        summary = known if known is not None and known.stamp == stamp_of(entry.path)[0] else run_summary_of(entry)
+        return LiveRun(summary, summary.state(time.time()))
 
-    async def shared_look(self) -> dict[str, Sight]:
+    async def shared_look(self) -> dict[str, LiveRun]:
         """The same, at most once a tick, whoever asks."""
         async with self._lock:
             if time.monotonic() - self._looked >= self.tick:
@@ -58,20 +58,20 @@ class RunWatch:
                 self._looked = time.monotonic()
             return self._sights
 
-    async def changes(self, keys: Collection[str] = ()) -> AsyncIterator[tuple[str, Sight | None] | None]:
+    async def changes(self, keys: Collection[str] = ()) -> AsyncIterator[tuple[str, LiveRun | None] | None]:
         """All runs first, or those with ``keys``, then each that changes; None for one gone, and None to say nothing.
 
         Who stops listening closes the iterator.
         """
         self.watchers += 1
-        shown: dict[str, Sight] = {}
+        shown: dict[str, LiveRun] = {}
         spoke = time.monotonic()
         try:
             while not self.closed:
-                sights = await self.shared_look()
-                seen = {key: sight for key, sight in sights.items() if not keys or key in keys}
-                events: list[tuple[str, Sight | None]] = [
-                    (key, sight) for key, sight in seen.items() if shown.get(key) != sight
+                live_runs = await self.shared_look()
+                seen = {key: live_run for key, live_run in live_runs.items() if not keys or key in keys}
+                events: list[tuple[str, LiveRun | None]] = [
+                    (key, live_run) for key, live_run in seen.items() if shown.get(key) != live_run
                 ]
                 events += [(key, None) for key in shown if key not in seen]
                 for event in events:

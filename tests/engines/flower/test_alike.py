@@ -19,7 +19,7 @@ from fedloom.config import Config
 from fedloom.engines.base import initial_state, received_by, site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
-from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.silo import Grant, SiloService
 from fedloom.engines.flower.work import Order
 from fedloom.engines.training import Trainer
@@ -354,7 +354,7 @@ def test_the_pace_covers_all_that_a_silo_does_before_it_answers(
 ) -> None:
     """Looking, training, keeping and its own report; also where it sends what it had sent before."""
     everybody, config, clock = federation(records(SHAPES[False])), config_for("fedvae"), Clock(0.0)
-    for owner, name in ((SiloService, "_ready"), (Trainer, "train"), (Shelf, "put"), (SiloService, "_report")):
+    for owner, name in ((SiloService, "_ready"), (Trainer, "train"), (RoundStore, "put"), (SiloService, "_report")):
         whole = getattr(owner, name)
 
         def slow(*arguments: Any, whole: Callable[..., Any] = whole) -> Any:

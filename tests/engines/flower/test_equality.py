@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.flower.shelf import Shelf
+from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.silo import Grant
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
@@ -104,7 +104,7 @@ def test_what_silos_keep_stays_with_them(tmp_path: Path) -> None:
     theirs = load_checkpoint(tmp_path / "reference").silos
     assert len(theirs) == 4
     for number, silo in enumerate(deployment.federation.silos):
-        kept = Shelf(deployment.home(number) / "rounds" / "run-1").state_before(config.rounds + 1)
+        kept = RoundStore(deployment.home(number) / "rounds" / "run-1").state_before(config.rounds + 1)
         assert equal_bits(kept.tensors, theirs[silo.name])
 
 

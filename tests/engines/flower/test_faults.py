@@ -20,13 +20,13 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-import fedloom.engines.flower.shelf
+import fedloom.engines.flower.round_store
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Result, RoundReport, conclude, participants_of
 from fedloom.engines.flower import rounds, wire
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.shelf import Shelf
 from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
 from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
@@ -38,7 +38,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.privacy.accounting import Budget, NoGuarantee
 from fedloom.privacy.ledger import BudgetSpentError, Ledger, read_accounts
 from fedloom.privacy.noise import SecureNoise
-from fedloom.privacy.planning import REPEATABLE
+from fedloom.privacy.silo_privacy import REPEATABLE
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.sharing.codec import packed, unpacked
@@ -303,7 +303,7 @@ def constant(value: float, count: float, own: Handler, name: str) -> Handler:
     def handler(frame: Frame) -> Frame:
         update = update_in(own(frame), name)
         blocks = {key: {n: torch.full_like(t, value) for n, t in part.items()} for key, part in update.blocks.items()}
-        return update_frame(replace(update, blocks=blocks, weights=dict.fromkeys(update.weights, count)))
+        return update_frame(replace(update, blocks=blocks, counts=dict.fromkeys(update.counts, count)))
 
     return handler
 
@@ -624,9 +624,11 @@ def test_a_server_that_died_goes_on_and_silos_send_the_same_again(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         deployment.run(observer=Killed(2))
     assert load_checkpoint(tmp_path / "server").round == 1
-    shelves = [Shelf(deployment.home(number) / "rounds" / "run-1") for number in range(4)]
+    shelves = [RoundStore(deployment.home(number) / "rounds" / "run-1") for number in range(4)]
     patience = time.monotonic() + 60
-    while not all(2 in shelf.rounds() for shelf in shelves):  # silos finish what they were asked for, in their own time
+    while not all(
+        2 in round_store.rounds() for round_store in shelves
+    ):  # silos finish what they were asked for, in their own time
         assert time.monotonic() < patience
         time.sleep(0.05)
     deployment.run()
@@ -677,7 +679,7 @@ def test_a_full_disk_costs_no_budget_and_is_told_in_the_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deployment = deployed(tmp_path, *DP)
-    monkeypatch.setattr(fedloom.engines.flower.shelf, "SPARE", 2**80)
+    monkeypatch.setattr(fedloom.engines.flower.round_store, "SPARE", 2**80)
     with pytest.raises(ShortRoundError):
         deployment.run()
     assert sorted(deployment.told("failed")) == sorted(2 * [(1, silo.name) for silo in deployment.federation.silos])
@@ -693,7 +695,7 @@ def test_a_round_needs_room_for_all_that_it_writes(
     """Also where little comes down: the room is that of the model, its moments and the update."""
     deployment, task = first_task(tmp_path, agree)
     model = Experiment.of(deployment.config, deployment.federation).method.build(Site(BAD, (0,)))
-    needed = 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + fedloom.engines.flower.shelf.SPARE
+    needed = 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + fedloom.engines.flower.round_store.SPARE
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - lacking))
     assert deployment.service(1).answer(task).kind == kind
 
@@ -773,7 +775,7 @@ def test_bytes_that_were_not_paid_for_are_not_sent(tmp_path: Path) -> None:
     deployment, task = first_task(tmp_path, lambda *_: SECURE)
     first = deployment.service(1).answer(task)
     (stored,) = (deployment.home(1) / "rounds").rglob("update.frame")
-    stored.write_bytes(update_frame(replace(update_in(first, BAD), weights={"all": 7.0})).to_bytes())
+    stored.write_bytes(update_frame(replace(update_in(first, BAD), counts={"all": 7.0})).to_bytes())
     assert deployment.service(1).answer(task).parts != first.parts
     assert charges(deployment) == 2
 
@@ -872,4 +874,4 @@ def test_silos_keep_only_what_the_server_may_ask_for_again(tmp_path: Path) -> No
     deployment = deployed(tmp_path, "rounds=6", "engine.checkpoint_every=2", "engine.keep_checkpoints=1")
     deployment.run()
     # In round 6 the server can still go back to its checkpoint of round 4.
-    assert Shelf(deployment.home(0) / "rounds" / "run-1").rounds() == [4, 5, 6]
+    assert RoundStore(deployment.home(0) / "rounds" / "run-1").rounds() == [4, 5, 6]

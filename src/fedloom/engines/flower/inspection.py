@@ -11,12 +11,12 @@ from functools import cached_property
 import torch
 
 from fedloom.engines.base import site_of
-from fedloom.engines.charging import silo_plan
+from fedloom.engines.charging import privacy_of_silo
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
-from fedloom.privacy.releases import largest
+from fedloom.privacy.payload_sums import largest
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
@@ -86,7 +86,7 @@ class Inspection:
         """
         if self.records or not update.blocks:
             return update
-        return replace(update, weights=dict.fromkeys(update.weights, 1.0))
+        return replace(update, counts=dict.fromkeys(update.counts, 1.0))
 
     def _check_payloads(self, update: Update, due: Collection[str]) -> None:
         """Their names and shapes are declared, or they would not have got here; nothing may lack."""
@@ -108,21 +108,21 @@ class Inspection:
         """Under DP-SGD a payload is clipped at the silo: its length is bounded by how many it is of, and the noise."""
         if not update.payloads or self.trainer.config.privacy.mechanism == "none":
             return
-        units = int(update.weights["all"])
-        plan = silo_plan(self.trainer.config, self.method, update.silo, units, self.trainer.attended[silo])
-        for release in plan.releases:
-            tensors = update.payloads.get(release.name, {})
+        units = int(update.counts["all"])
+        privacy = privacy_of_silo(self.trainer.config, self.method, update.silo, units, self.trainer.attended[silo])
+        for payload in privacy.payloads:
+            tensors = update.payloads.get(payload.name, {})
             size, norm = sum(tensor.numel() for tensor in tensors.values()), _norm(tensors, {})
-            most = largest(release.statistic, units, plan.release_noise.get(release.name, 0.0), size)
+            most = largest(payload.statistic, units, privacy.payload_noise.get(payload.name, 0.0), size)
             if norm > most * (1 + ROUNDING):
                 raise RejectedError(
-                    f"silo '{update.silo}' sent payload '{release.name}' with norm {norm:.3g}; {units} records or "
+                    f"silo '{update.silo}' sent payload '{payload.name}' with norm {norm:.3g}; {units} records or "
                     f"subjects and their noise can give {most:.3g}"
                 )
 
     def _check_counts(self, update: Update, site: Site) -> None:
         """A silo's numbers are its weights in the mean: records add up, a subject may be of several groups."""
-        counts = dict(update.weights)
+        counts = dict(update.counts)
         most = self.records[update.silo] if self.records else self.max_records
         groups = {f"group={self.method.plan.groups[group]}" for group in site.groups}
         believable = (

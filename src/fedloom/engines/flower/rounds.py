@@ -138,7 +138,9 @@ class FlowerEngine:
         self._require_minimum(progress)
         results = list(progress.results.values())
         present = replace(context, participants=tuple(sorted(progress.results)))
-        concluded = conclude(self._trainer.method, state, present, results, self._trainer.streams, school=self._server)
+        concluded = conclude(
+            self._trainer.method, state, present, results, self._trainer.streams, distiller=self._server
+        )
         _check_finite(concluded[0])
         return concluded
 
@@ -253,14 +255,14 @@ class FlowerEngine:
         due = self._due(silo, update.round)
         egress = self._inspection.passed(silo, update, due, progress.state.server.blocks, answer.frame.sha256)
         # Losses stay at the silo; how many steps it took follows from its public number of records.
-        steps = local_steps(self._trainer.config, int(update.weights["all"])) if self._trainer.method.phases else 0
+        steps = local_steps(self._trainer.config, int(update.counts["all"])) if self._trainer.method.phases else 0
         weighed = self._inspection.weighed(update)
         return Result(silo, weighed, egress, SiloState(), terms={}, steps=steps, seconds=answer.seconds)
 
     def _due(self, silo: int, round: int) -> list[str]:
         """The payloads that a silo has to send in a round."""
         trainer = self._trainer
-        return [r.name for r in trainer.method.releases if round in r.rounds(trainer.attended[silo])]
+        return [rule.name for rule in trainer.method.payloads if round in rule.rounds(trainer.attended[silo])]
 
     def _reject_outliers(self, progress: _Progress) -> None:
         updates = [result.update for result in progress.results.values()]

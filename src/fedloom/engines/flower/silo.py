@@ -16,10 +16,10 @@ import torch
 import fedloom
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
-from fedloom.engines.charging import silo_plans
+from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.pace import Pacemaker
-from fedloom.engines.flower.shelf import KeptRound, Shelf
+from fedloom.engines.flower.round_store import KeptRound, RoundStore
 from fedloom.engines.flower.work import Order, coming_down, failure, received_in, refusal, update_frame, version_of
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
@@ -29,7 +29,7 @@ from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
-from fedloom.privacy.planning import REPEATABLE, SiloPlan
+from fedloom.privacy.silo_privacy import REPEATABLE, SiloPrivacy
 from fedloom.registry import NotAllowedError, allowed
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.plan import BlockKey, Tensors
@@ -65,7 +65,7 @@ class Grant:
     pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
-Agreement = Callable[[Config, Method, SiloPlan | None], Grant]  # raises RefusedError for what was not agreed to
+Agreement = Callable[[Config, Method, SiloPrivacy | None], Grant]  # raises RefusedError for what was not agreed to
 Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
 LOADED = 3  # experiments that stay ready at once
 
@@ -86,7 +86,7 @@ class Prepared:
     """An experiment at this silo, ready to train: it stays loaded from round to round."""
 
     trainer: Trainer
-    plan: SiloPlan | None  # under DP-SGD
+    privacy: SiloPrivacy | None  # under DP-SGD
     grant: Grant
     size: int  # bytes of the silo's model
     expected: Mapping[BlockKey, Tensors]  # the form of what comes down with every task
@@ -155,15 +155,15 @@ class SiloService:
         if order.config.engine.threads:  # their number may change the last bit
             torch.set_num_threads(order.config.engine.threads)
         number, task = order.context.round, _digest(frame)
-        shelf, folder = Shelf(self._home / "rounds" / order.run), self._home / "runs" / order.run
-        self._check_experiment(order, shelf, folder)
-        shelf.require_space(prepared.size)
+        round_store, folder = RoundStore(self._home / "rounds" / order.run), self._home / "runs" / order.run
+        self._check_experiment(order, round_store, folder)
+        round_store.require_space(prepared.size)
         work = Task(
             silo=self._index,
             context=order.context,
             received=received,
-            state=self._state(shelf, folder, number),
-            mechanism=prepared.plan.mechanism(number) if prepared.plan else None,
+            state=self._state(round_store, folder, number),
+            mechanism=prepared.privacy.mechanism(number) if prepared.privacy else None,
         )
         results: list[Result] = []
 
@@ -176,12 +176,12 @@ class SiloService:
 
         def store(update: bytes) -> None:
             entry = self._entry(task, order, results[0], Frame.of_bytes(update).sha256)
-            shelf.put(number, entry, results[0].state, update)
-            shelf.clear(order.settled)
+            round_store.put(number, entry, results[0].state, update)
+            round_store.clear(order.settled)
 
-        with self._pacemaker.kept(came, prepared.grant.pace if prepared.plan else 0.0):
-            released = self._released(prepared, order, task, shelf.update(number, task), make, store)
-            self._report(folder, order, shelf.entry(number))
+        with self._pacemaker.kept(came, prepared.grant.pace if prepared.privacy else 0.0):
+            released = self._released(prepared, order, task, round_store.update(number, task), make, store)
+            self._report(folder, order, round_store.entry(number))
         return Frame.of_bytes(released)
 
     def _released(
@@ -195,11 +195,11 @@ class SiloService:
     ) -> bytes:
         """The update: what was sent for this very task before, else a new one, paid for before it is made."""
         number = order.context.round
-        if prepared.plan is None:
+        if prepared.privacy is None:
             if stored is None:
                 store(stored := make())
             return stored
-        grant, events = prepared.grant, prepared.plan.events(number)
+        grant, events = prepared.grant, prepared.privacy.events(number)
         if grant.repeatable:
             events = dict.fromkeys(events, NoGuarantee(REPEATABLE))
         ledger = data_ledger(self._home / "ledger.sqlite", self._silo, grant.epsilon, grant.delta, unit=grant.unit)
@@ -222,7 +222,7 @@ class SiloService:
         self._screening(config)
         key = config.digest(), allowed()  # what was imported when more plug-ins were allowed is not used on
         known = self._prepared.pop(key, None) or self._prepare(config)
-        grant = self._agreement(config, known.trainer.method, known.plan)  # may have changed since the last round
+        grant = self._agreement(config, known.trainer.method, known.privacy)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
             device = training_device(grant.device)
@@ -244,14 +244,14 @@ class SiloService:
         own = replace(config, privacy=replace(config.privacy, budgets=budgets))
         alone = replace(federation, silos=(self._silo,))
         drawn = [(0,) if index in self._drawn(config, r) else () for r in range(1, config.rounds + 1)]
-        plans = silo_plans(own, alone, method, drawn)
-        Trainer(own, method, alone, plans).check_privacy()
-        # A trainer looks plans up by the silo's number, and will be asked for no other than this one.
-        private, site = plans * len(federation), site_of(federation, index)
-        trainer = Trainer(config, method, federation, private, deployment_noise(None), sealed=bool(plans))
+        found = privacy_of_silos(own, alone, method, drawn)
+        Trainer(own, method, alone, found).check_privacy()
+        # A trainer looks it up by the silo's number, and will be asked for no other than this one.
+        private, site = found * len(federation), site_of(federation, index)
+        trainer = Trainer(config, method, federation, private, deployment_noise(None), sealed=bool(found))
         state = some_model(method, site).state_dict()
         size, expected = sum(tensor.nbytes for tensor in state.values()), coming_down(method.plan, site, state)
-        return Prepared(trainer, plans[0] if plans else None, UNDECIDED, size, expected)
+        return Prepared(trainer, found[0] if found else None, UNDECIDED, size, expected)
 
     def _drawn(self, config: Config, round: int) -> tuple[int, ...]:
         return participants_of(config, self._federation, round)
@@ -264,24 +264,24 @@ class SiloService:
         if self._index not in self._drawn(order.config, context.round):
             raise RefusedError(f"silo '{self._silo.name}' was not drawn for round {context.round}")
 
-    def _check_experiment(self, order: Order, shelf: Shelf, folder: Path) -> None:
+    def _check_experiment(self, order: Order, round_store: RoundStore, folder: Path) -> None:
         """A run's name stands for one experiment: what was kept of it must not go into another."""
-        known = {shelf.entry(kept).experiment for kept in shelf.rounds()}
+        known = {round_store.entry(kept).experiment for kept in round_store.rounds()}
         if folder.is_dir():
             known.add(RunFolder.open(folder).config.digest())
         if known - {order.config.digest()}:
             raise RefusedError(f"silo '{self._silo.name}' knows run '{order.run}' as another experiment")
 
-    def _state(self, shelf: Shelf, folder: Path, number: int) -> SiloState:
+    def _state(self, round_store: RoundStore, folder: Path, number: int) -> SiloState:
         """What the silo had kept before a round; that it has lost something is no reason to start afresh."""
         rows = RunFolder.open(folder).metrics() if folder.is_dir() else []
         before = [row["round"] for row in rows if row["round"] < number]
-        if before and not any(kept < number for kept in shelf.rounds()):
+        if before and not any(kept < number for kept in round_store.rounds()):
             raise RefusedError(
                 f"silo '{self._silo.name}' took part in round {before[-1]}, but what it kept of it is gone: it cannot "
                 f"go on with round {number}"
             )
-        return shelf.state_before(number)
+        return round_store.state_before(number)
 
     def _entry(self, task: str, order: Order, result: Result, sha256: str) -> KeptRound:
         """The lines of a round in the silo's own report, kept with what leaves so that neither is without the other."""

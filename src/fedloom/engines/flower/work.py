@@ -117,7 +117,7 @@ def update_frame(update: Update) -> Frame:
     """An update that has passed the egress guard."""
     parts = {f"{BLOCKS}{key}": packed(part) for key, part in update.blocks.items()}
     parts |= {f"{PAYLOADS}{name}": packed(part) for name, part in update.payloads.items()}
-    return Frame({"kind": UPDATE, "round": update.round, "weights": dict(update.weights)}, parts)
+    return Frame({"kind": UPDATE, "round": update.round, "counts": dict(update.counts)}, parts)
 
 
 def update_in(frame: Frame, silo: str) -> Update:
@@ -130,8 +130,8 @@ def update_in(frame: Frame, silo: str) -> Update:
                 blocks[BlockKey.of(name.removeprefix(BLOCKS))] = unpacked(part, name)
             else:
                 payloads[name.removeprefix(PAYLOADS)] = unpacked(part, name)
-        weights = {str(owner): float(count) for owner, count in frame.header["weights"].items()}
-        return Update(silo, int(frame.header["round"]), blocks, weights, payloads)
+        counts = {str(owner): float(count) for owner, count in frame.header["counts"].items()}
+        return Update(silo, int(frame.header["round"]), blocks, counts, payloads)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FedloomError(f"silo '{silo}' sent an update that cannot be read: {error}") from error
 

@@ -1,4 +1,4 @@
-"""How many places a compiled stack has: a program for every number of silos would be compiled once for each."""
+"""How many slots a compiled stack has: a program for every number of silos would be compiled once for each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FIXED = {True: 4, False: 30}  # from benchmarks/results/gan_step-cuda.json and l
 
 
 def fillable(stack: Stack) -> bool:
-    """Whether its steps may work on places without a silo: all silos take equally many, without DP-SGD.
+    """Whether its steps may work on slots without a silo: all silos take equally many, without DP-SGD.
 
-    A silo that has taken its last one would otherwise go on at its place while others have not.
+    A silo that has taken its last one would otherwise go on at its slot while others have not.
     """
     return stack.kind.privacy is None and len({member.steps for member in stack.members}) == 1
 
@@ -34,38 +34,38 @@ def attendance(stack: Stack) -> list[list[int]]:
     ]
 
 
-def cheapest_places(rounds: Sequence[Sequence[int]], most: int, fixed: int) -> int:
-    """The number of places, at most ``most``, with which the steps of all these rounds cost least; of several the most.
+def cheapest_slots(rounds: Sequence[Sequence[int]], most: int, fixed: int) -> int:
+    """The number of slots, at most ``most``, with which the steps of all these rounds cost least; of several the most.
 
-    A turn costs as many silos as there are places, and ``fixed`` ones more.
+    A turn costs as many silos as there are slots, and ``fixed`` ones more.
     """
     alike = Counter(tuple(counts) for counts in rounds if sum(counts))
     best, least = 1, math.inf
 
-    def least_of(places: int) -> int:
+    def least_of(slots: int) -> int:
         """What it would cost if a run's silos need not stay together."""
-        return sum(times * math.ceil(sum(counts) / places) for counts, times in alike.items()) * (places + fixed)
+        return sum(times * math.ceil(sum(counts) / slots) for counts, times in alike.items()) * (slots + fixed)
 
     busiest = max(map(sum, alike), default=1)
-    for places in sorted(range(min(most, busiest), 0, -1), key=least_of):
-        if least_of(places) > least:
+    for slots in sorted(range(min(most, busiest), 0, -1), key=least_of):
+        if least_of(slots) > least:
             break
-        cost = sum(times * turns(counts, places) for counts, times in alike.items()) * (places + fixed)
-        if (cost, -places) < (least, -best):
-            best, least = places, cost
+        cost = sum(times * turns(counts, slots) for counts, times in alike.items()) * (slots + fixed)
+        if (cost, -slots) < (least, -best):
+            best, least = slots, cost
     return best
 
 
-def turns(counts: Sequence[int], places: int) -> int:
+def turns(counts: Sequence[int], slots: int) -> int:
     """In how many turns so many silos of each run train, as :meth:`FusedEngine._next_chunk` divides them."""
     number, left = 0, [count for count in counts if count]
     while len(left) > 1:
-        room, rest = places, []
+        room, rest = slots, []
         for count in left:
-            taken = min(count, places)
+            taken = min(count, slots)
             if taken > room:
                 taken = 0
             room -= taken
             rest += [count - taken] if count > taken else []
         number, left = number + 1, rest
-    return number + math.ceil(sum(left) / places)
+    return number + math.ceil(sum(left) / slots)

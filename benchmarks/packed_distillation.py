@@ -1,6 +1,6 @@
-"""ALIGN-FL packed: seconds of a round of several seeds, with the servers' lessons in one stack or one by one, or alone.
+"""ALIGN-FL packed: seconds of a round of several seeds, distillations in one stack or one by one, or alone.
 
-    python benchmarks/packed_lessons.py [--device cuda] [--share 0.02] [--runs 3] [--private]
+    python benchmarks/packed_distillation.py [--device cuda] [--share 0.02] [--runs 3] [--private]
 
 Five silos and a server as on MNIST, of random images; with ``--share 1`` a silo takes 940 steps a round and the server
 1,960. All ways are timed in turn, and the fastest round of each counts: on a CPU in seconds of the processor, because
@@ -17,11 +17,11 @@ import torch
 
 from common import keep, random_federation, seconds_of, show
 from fedloom.config import Config, load_config
-from fedloom.engines.base import Job, Taught, initial_state
-from fedloom.engines.fused import Classroom, FusedEngine, FusedOptions
+from fedloom.engines.base import Distilled, Job, initial_state
+from fedloom.engines.fused import DistillationPool, FusedEngine, FusedOptions
 from fedloom.experiment import Experiment
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.distil import Lesson
+from fedloom.methods.distil import DistillationJob
 
 SILOS, RECORDS, SAMPLES = 5, 12000, 5000  # of a silo, and of its decoder
 PRIVATE = (
@@ -33,22 +33,22 @@ PRIVATE = (
 NETWORKS = {"mlp of the paper": "[512, 256, 128]", "tiny mlp": "[16]"}  # in tiny ones what a step costs anyway is most
 
 
-class OneByOne(Classroom):
+class OneByOne(DistillationPool):
     """A classroom for each run."""
 
     def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
         super().__init__(configs, options)
-        self._rooms = [Classroom(configs, options) for _ in configs]
+        self._rooms = [DistillationPool(configs, options) for _ in configs]
 
-    def teach(self, lessons: Mapping[int, Lesson]) -> dict[int, Taught | Exception]:
+    def distil(self, distillations: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
         """One after another."""
-        return {run: self._rooms[run].teach({run: lesson})[run] for run, lesson in lessons.items()}
+        return {run: self._rooms[run].distil({run: distillation})[run] for run, distillation in distillations.items()}
 
 
 def rounds_of_pack(
     network: str, share: float, runs: int, device: torch.device, privacy: Sequence[str]
 ) -> dict[str, Callable[[], object]]:
-    """A round of all runs in one program, with the lessons one by one, and of each run in a program of its own."""
+    """A round of all runs in one program, with distillations one by one, and of each run in a program of its own."""
     federation = random_federation(SILOS, round(RECORDS * share), (1, 28, 28))
     experiments = [
         Experiment.of(
@@ -71,11 +71,11 @@ def rounds_of_pack(
     context = RoundContext(1, 2, tuple(range(SILOS)))
     jobs = {run: Job(start, context, lambda _: None) for run, start in enumerate(starts)}
     pack, half_packed = (FusedEngine(trainers[0], options, packed=trainers[1:]) for _ in range(2))
-    half_packed._classroom = OneByOne([trainer.config for trainer in trainers], options)
+    half_packed._distillation_pool = OneByOne([trainer.config for trainer in trainers], options)
     alone = [FusedEngine(trainer, options) for trainer in trainers]
     return {
         "packed": lambda: pack.rounds(jobs),
-        "lessons one by one": lambda: half_packed.rounds(jobs),
+        "distillations one by one": lambda: half_packed.rounds(jobs),
         "alone": lambda: [engine.rounds({0: jobs[run]}) for run, engine in enumerate(alone)],
     }
 
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--private", action="store_true", help="silos under DP-SGD")
-    parser.add_argument("--name", default="packed_lessons", help="of the file with the results")
+    parser.add_argument("--name", default="packed_distillation", help="of the file with the results")
     arguments = parser.parse_args()
     timed = processor_seconds_of if arguments.device == "cpu" else seconds_of
     rows = []
@@ -107,7 +107,7 @@ def main() -> None:
                 found[name].append(timed(work))
         best = {name: min(seconds[1:]) for name, seconds in found.items()}  # the first records its steps
         sizes = {"network": network, "share": arguments.share, "runs": arguments.runs}
-        rows.append({**sizes, **best, "gain": best["lessons one by one"] / best["packed"]})
+        rows.append({**sizes, **best, "gain": best["distillations one by one"] / best["packed"]})
     keep(f"{arguments.name}-{'private-' if arguments.private else ''}{arguments.device}", rows)
     show("seconds of a round of all runs", rows)
 

@@ -19,7 +19,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Batch, Records, batch_of
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import clip_factors
-from fedloom.privacy.noise import Moment, Randomness
+from fedloom.privacy.noise import NoiseKey, Randomness
 from fedloom.streams import Streams
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Query:
     records: Records
     model: nn.Module  # as it is after the round's training
     streams: Streams
-    moment: Moment
+    noise_key: NoiseKey
     noise: SumNoise | None  # None: the value is sent as it is
 
 
@@ -110,7 +110,7 @@ class BoundedSum:
             return _as_sent(self._sum(records, model, None, math.inf, None))
         total = self._sum(records, model, noise.unit, self.bound, noise.shapes)
         sizes = [tensor.numel() for tensor in total.values()]
-        flat = noise.randomness.normal(sum(sizes), query.moment).to(torch.float64) * noise.multiplier * self.bound
+        flat = noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * noise.multiplier * self.bound
         parts = zip(total.items(), torch.split(flat, sizes), strict=True)
         return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
 

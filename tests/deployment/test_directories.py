@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.control import Control, Node
-from fedloom.deployment.homes import Invitation, ServerHome, ServerSettings, SiloHome
+from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.keys import make_authority, make_server_certificate, pem_of, read_public_key
 from fedloom.deployment.serving import Serving
 from fedloom.engines.flower.rules import RoundRules
@@ -25,24 +25,24 @@ SILOS = {"north": "all", "south": "all"}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> ServerHome:
+def server(tmp_path: Path) -> ServerDirectory:
     charter = Charter(name="lungs", address="fed.example.org:8443", silos=SILOS, shape=(3,))
-    return ServerHome.create(tmp_path / "server", charter, ServerSettings(port=4321), RoundRules(minimum=2))
+    return ServerDirectory.create(tmp_path / "server", charter, ServerSettings(port=4321), RoundRules(minimum=2))
 
 
-def silo_of(server: ServerHome, name: str) -> SiloHome:
+def silo_of(server: ServerDirectory, name: str) -> SiloDirectory:
     invitation = Invitation.read(server.path / "invitations" / f"{name}.toml")
-    return SiloHome.create(server.path.parent / name, invitation)
+    return SiloDirectory.create(server.path.parent / name, invitation)
 
 
-def test_a_server_finds_its_folder_as_it_was_made(server: ServerHome) -> None:
-    found = ServerHome.open(server.path)
+def test_a_server_finds_its_folder_as_it_was_made(server: ServerDirectory) -> None:
+    found = ServerDirectory.open(server.path)
     assert (found.charter, found.settings, found.rules) == (server.charter, server.settings, server.rules)
     assert found.settings.port == 4321
     assert found.rules.minimum == 2
 
 
-def test_the_server_certificate_holds_for_its_host_and_for_loopback(server: ServerHome) -> None:
+def test_the_server_certificate_holds_for_its_host_and_for_loopback(server: ServerDirectory) -> None:
     certificate = x509.load_pem_x509_certificate((server.keys / "server.crt").read_bytes())
     authority = x509.load_pem_x509_certificate((server.keys / "ca.crt").read_bytes())
     certificate.verify_directly_issued_by(authority)
@@ -62,7 +62,7 @@ def test_a_certificate_ends_when_it_should(tmp_path: Path, days: int, valid: boo
     assert (certificate.not_valid_after_utc > now) is valid
 
 
-def test_private_keys_are_for_their_owner_and_travel_nowhere(server: ServerHome) -> None:
+def test_private_keys_are_for_their_owner_and_travel_nowhere(server: ServerDirectory) -> None:
     silo = silo_of(server, "north")
     assert all(stat.S_IMODE(home.path.stat().st_mode) == 0o700 for home in (server, silo))
     secret = {silo.path / "node.key": (silo.path / "node.key").read_bytes()}
@@ -74,7 +74,7 @@ def test_private_keys_are_for_their_owner_and_travel_nowhere(server: ServerHome)
         assert all(middle not in file.read_bytes() for file in elsewhere)
 
 
-def test_a_silo_is_admitted_by_its_public_key(server: ServerHome) -> None:
+def test_a_silo_is_admitted_by_its_public_key(server: ServerDirectory) -> None:
     silo = silo_of(server, "north")
     assert server.keys_admitted() == {}
     name, found = server.admit(silo.public_key)
@@ -86,7 +86,7 @@ def test_a_silo_is_admitted_by_its_public_key(server: ServerHome) -> None:
     assert private.public_key() == public  # type: ignore[union-attr]
 
 
-def test_keys_of_strangers_are_refused(server: ServerHome, tmp_path: Path) -> None:
+def test_keys_of_strangers_are_refused(server: ServerDirectory, tmp_path: Path) -> None:
     silo = silo_of(server, "north")
     _, line = read_public_key(silo.public_key)
     stranger = tmp_path / "key.pub"
@@ -127,7 +127,7 @@ class Told(Control):
         return True
 
 
-def served(home: ServerHome, link: Told) -> tuple[Serving, list[str]]:
+def served(home: ServerDirectory, link: Told) -> tuple[Serving, list[str]]:
     """A server that is started, without processes, and what it says."""
     said: list[str] = []
     serving = Serving(home, said.append)
@@ -135,7 +135,7 @@ def served(home: ServerHome, link: Told) -> tuple[Serving, list[str]]:
     return serving, said
 
 
-def test_the_register_follows_what_is_admitted(server: ServerHome, tmp_path: Path) -> None:
+def test_the_register_follows_what_is_admitted(server: ServerDirectory, tmp_path: Path) -> None:
     serving, said = served(server, link := Told(server))
     server.admit(silo_of(server, "north").public_key)
     server.admit(silo_of(server, "south").public_key)
@@ -157,7 +157,7 @@ def test_the_register_follows_what_is_admitted(server: ServerHome, tmp_path: Pat
     assert said[5:] == ["silo 'south' cannot join with a key that was taken back, or is another's: enroll it anew"]
 
 
-def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerHome) -> None:
+def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerDirectory) -> None:
     """Flower knows the key already, the server did not live to hear of it; the other silo was not reached."""
     server.admit(silo_of(server, "north").public_key)
     server.admit(silo_of(server, "south").public_key)
@@ -169,7 +169,7 @@ def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerHom
     assert said == ["silo 'south' may join"]
 
 
-def test_a_silo_that_cannot_be_registered_holds_up_no_other(server: ServerHome) -> None:
+def test_a_silo_that_cannot_be_registered_holds_up_no_other(server: ServerDirectory) -> None:
     for silo in ("north", "south"):
         server.admit(silo_of(server, silo).public_key)
     serving, said = served(server, link := Told(server, broken={"north"}))
@@ -183,21 +183,21 @@ def test_a_silo_that_cannot_be_registered_holds_up_no_other(server: ServerHome) 
     assert link.calls[2:] == [("register", "north")]
 
 
-def test_a_new_silo_agrees_to_nothing(server: ServerHome) -> None:
-    silo = SiloHome.open(silo_of(server, "south").path)
+def test_a_new_silo_agrees_to_nothing(server: ServerDirectory) -> None:
+    silo = SiloDirectory.open(silo_of(server, "south").path)
     assert silo.name == "south"
     assert silo.policy().methods == ()
     assert silo.policy().privacy == "dp-sgd"
     assert names_in(silo.path) == ["ca.crt", "logs", "node.key", "node.pub", "policy.toml", "silo.toml"]
 
 
-def test_no_folder_is_taken_twice(server: ServerHome) -> None:
+def test_no_folder_is_taken_twice(server: ServerDirectory) -> None:
     silo_of(server, "north")
     with pytest.raises(RunFolderError, match="exists already and is not empty"):
         silo_of(server, "north")
 
 
-@pytest.mark.parametrize("open_home", [ServerHome.open, SiloHome.open])
+@pytest.mark.parametrize("open_home", [ServerDirectory.open, SiloDirectory.open])
 def test_another_folder_is_no_home(tmp_path: Path, open_home: object) -> None:
     with pytest.raises(FedloomError, match="is not a"):
         open_home(tmp_path)  # type: ignore[operator]

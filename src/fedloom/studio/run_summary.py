@@ -12,7 +12,7 @@ from statistics import fmean
 from fedloom.config import Config
 from fedloom.errors import FedloomError
 from fedloom.evaluation.metric import metric_title, reading_of
-from fedloom.privacy.ledger import told
+from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
 from fedloom.reproduction.tables import identity
@@ -47,7 +47,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Glance:
+class RunSummary:
     """One run; ``problem`` says why it cannot be read, and then the rest is empty."""
 
     entry: FoundRun
@@ -102,7 +102,7 @@ def stamp_of(path: Path) -> tuple[str, float]:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16], newest
 
 
-def glance_at(entry: FoundRun) -> Glance:
+def run_summary_of(entry: FoundRun) -> RunSummary:
     """Read what the line needs; what is wrong with a run becomes a sentence, and other runs are none the worse."""
     stamp, changed = stamp_of(entry.path)
     try:
@@ -111,16 +111,16 @@ def glance_at(entry: FoundRun) -> Glance:
         problem = str(error)
     except Exception as error:  # whatever nobody has thought of: one damaged run never takes the list down
         problem = f"run '{entry.name}' cannot be read ({type(error).__name__}: {error})"
-    return Glance(entry, stamp, changed, problem=" ".join(problem.split()))
+    return RunSummary(entry, stamp, changed, problem=" ".join(problem.split()))
 
 
-def _read(entry: FoundRun, stamp: str, changed: float) -> Glance:
+def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
     check(entry)
     folder = RunFolder.open(entry.path)
     rows, ended = read_rows(entry.path / "metrics.jsonl"), folder.status["state"]
     config, history = folder.config, histories(rows)
     newest = rows[-1] if rows else {"round": 0}
-    return Glance(
+    return RunSummary(
         entry,
         stamp,
         changed,
@@ -187,4 +187,4 @@ def _privacy(mechanism: str, history: History) -> str:
     if mechanism == "none":
         return NONE
     spent = last(history.get(SPENT, {}))
-    return "nothing spent yet" if spent is None else f"ε {told(spent)}"
+    return "nothing spent yet" if spent is None else f"ε {format_epsilon(spent)}"

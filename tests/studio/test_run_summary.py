@@ -16,8 +16,8 @@ from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import watch as watching
 from fedloom.studio.catalogue import Catalogue, FoundRun
-from fedloom.studio.glance import Best, Glance, glance_at
-from fedloom.studio.watch import RunWatch, Sight
+from fedloom.studio.run_summary import Best, RunSummary, run_summary_of
+from fedloom.studio.watch import LiveRun, RunWatch
 from support import tiny_config
 
 
@@ -34,7 +34,7 @@ def log(entry: FoundRun, *rows: dict[str, Any]) -> None:
 
 
 def test_a_run_that_has_only_begun(entry: FoundRun) -> None:
-    found = glance_at(entry)
+    found = run_summary_of(entry)
     assert (found.title, found.method, found.data, found.seed) == ("demo", "fissionvae", "mixed-mnist-sample", "7")
     assert (found.rounds_done, found.rounds_planned, found.seconds, found.seconds_left) == (0, 3, None, None)
     assert (found.best, found.privacy, found.problem) == ((), "no DP guarantee", "")
@@ -49,14 +49,14 @@ def test_the_best_value_is_looked_for_in_all_rounds_as_mean_over_groups(entry: F
         {"round": 2, "seconds": 4.0, "domain-hit/cnn/n9/group=a": 1.0, "frechet/x/n9": 8.0},  # b is missing
         {"round": 2, "frechet/x/n9/silo=s": 0.1, "domain-hit/cnn-prior-of-b/n9": 2.0, "blend/cnn/n9": 0.2},
     )
-    found = glance_at(entry)
+    found = run_summary_of(entry)
     assert found.best == (Best("frechet/x", 7.0, 1), Best("domain-hit/cnn", 0.7, 1))
     assert (found.rounds_done, found.seconds, found.seconds_left) == (2, None, None)
 
 
 def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry: FoundRun) -> None:
     log(entry, {"round": 1, "seconds": 4.0, "train/nll": 9.0}, {"round": 2, "seconds": 6.0, "train/nll": 8.0})
-    found = glance_at(entry)
+    found = run_summary_of(entry)
     assert found.best == (Best("nll", 8.0, 2),)
     assert (found.seconds, found.seconds_left) == (6.0, 6.0)
 
@@ -64,9 +64,9 @@ def test_without_a_metric_that_has_a_better_side_the_newest_loss_stands_in(entry
 def test_epsilon_is_what_was_spent_rounded_up(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", tiny_config("privacy.mechanism=dp-sgd", "privacy.epsilon=8"))
     entry = FoundRun("key", "run", tmp_path / "run")
-    assert glance_at(entry).privacy == "nothing spent yet"
+    assert run_summary_of(entry).privacy == "nothing spent yet"
     log(entry, {"round": 1, "privacy/epsilon/max": 2.00001})
-    assert glance_at(entry).privacy == "ε 2.001"
+    assert run_summary_of(entry).privacy == "ε 2.001"
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def test_epsilon_is_what_was_spent_rounded_up(tmp_path: Path) -> None:
 def test_a_run_lives_while_there_are_signs_of_life(
     ended: str, seconds: float | None, silence: float, state: str
 ) -> None:
-    glance = Glance(FoundRun("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
-    assert glance.state(1000.0 + silence) == state
+    summary = RunSummary(FoundRun("", "", Path()), "", changed=1000.0, ended=ended, seconds=seconds)
+    assert summary.state(1000.0 + silence) == state
 
 
 def test_a_run_is_known_by_its_settings_with_and_without_where_its_data_lie(tmp_path: Path) -> None:
     """Whatever its name and seed."""
     RunFolder.create(tmp_path / "run", tiny_config("seed=3", "name=other", "data.path=here"))
-    found = glance_at(FoundRun("key", "run", tmp_path / "run")).identities
+    found = run_summary_of(FoundRun("key", "run", tmp_path / "run")).identities
     assert found == {identity(tiny_config()), identity(tiny_config("data.path=here"))}
     assert len(found) == 2
 
 
 def test_how_it_ended_is_read(entry: FoundRun) -> None:
     RunFolder.open(entry.path).end("diverged", 2, "a loss that is not finite")
-    assert glance_at(entry).state(time.time()) == "diverged"
+    assert run_summary_of(entry).state(time.time()) == "diverged"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_how_it_ended_is_read(entry: FoundRun) -> None:
 )
 def test_what_is_wrong_with_a_run_is_one_sentence(entry: FoundRun, name: str, content: bytes, words: str) -> None:
     (entry.path / name).write_bytes(content)
-    found = glance_at(entry)
+    found = run_summary_of(entry)
     assert words in found.problem
     assert "\n" not in found.problem
     assert found.state(time.time()) == "unreadable"
@@ -134,7 +134,7 @@ def test_no_number_of_rounds_is_too_large_to_wait_for(entry: FoundRun) -> None:
     toml = entry.path / "run.toml"
     toml.write_text(toml.read_text().replace("rounds = 3\n", f"rounds = {'9' * 400}\n"))
     log(entry, {"round": 1, "seconds": 4.0})
-    found = glance_at(entry)
+    found = run_summary_of(entry)
     assert (found.rounds_planned, found.seconds, found.seconds_left) == (10**400 - 1, 4.0, None)
 
 
@@ -144,7 +144,7 @@ def watch(entry: FoundRun) -> RunWatch:
     return RunWatch(Catalogue(entry.path.parent), tick=0.0)
 
 
-async def heard(watch: RunWatch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tuple[str, Sight | None] | None]:
+async def heard(watch: RunWatch, *acts: Any, keys: tuple[str, ...] = ()) -> list[tuple[str, LiveRun | None] | None]:
     """The first event, and the next after each act."""
     changes = watch.changes(keys)
     events = [await anext(changes)]
@@ -166,11 +166,16 @@ def test_whoever_watches_hears_of_every_change_and_of_nothing_else(entry: FoundR
             lambda: entry.path.rename(entry.path.with_name("moved")),
         )
     )
-    sights = [event[1] for event in events if event is not None]
-    assert [sight.state if sight else None for sight in sights] == ["running", "running", "finished", "finished"]
-    assert [sight.glance.rounds_done for sight in sights if sight] == [0, 1, 1, 1]
-    assert sights[-1] is not None
-    assert sights[-1].glance.entry.name == "moved"
+    live_runs = [event[1] for event in events if event is not None]
+    assert [live_run.state if live_run else None for live_run in live_runs] == [
+        "running",
+        "running",
+        "finished",
+        "finished",
+    ]
+    assert [live_run.summary.rounds_done for live_run in live_runs if live_run] == [0, 1, 1, 1]
+    assert live_runs[-1] is not None
+    assert live_runs[-1].summary.entry.name == "moved"
     assert watch.watchers == 0
 
 
@@ -184,7 +189,7 @@ def test_a_run_is_read_again_only_when_it_has_changed(
     entry: FoundRun, watch: RunWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(watching, "glance_at", lambda one: read.append(one.name) or glance_at(one))
+    monkeypatch.setattr(watching, "run_summary_of", lambda one: read.append(one.name) or run_summary_of(one))
     for _ in range(3):
         watch.look()
     assert read == ["run"]
@@ -246,4 +251,4 @@ def test_a_file_that_is_put_back_with_its_old_time_is_noticed(entry: FoundRun, w
     os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
     other.replace(file)
     after = watch.look()
-    assert [sight.glance.rounds_done for sight in (*before.values(), *after.values())] == [1, 2]
+    assert [live_run.summary.rounds_done for live_run in (*before.values(), *after.values())] == [1, 2]

@@ -43,13 +43,13 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
-class ServerHome:
+class ServerDirectory:
     """The coordinator's folder: charter, keys, admitted silos, and what the SuperLink keeps."""
 
     path: Path
 
     @classmethod
-    def create(cls, path: Path, charter: Charter, settings: ServerSettings, rules: RoundRules) -> ServerHome:
+    def create(cls, path: Path, charter: Charter, settings: ServerSettings, rules: RoundRules) -> ServerDirectory:
         """A new federation: authority, server certificate, one invitation for each silo."""
         _new(path)
         home = cls(path)
@@ -67,7 +67,7 @@ class ServerHome:
         return home
 
     @classmethod
-    def open(cls, path: Path) -> ServerHome:
+    def open(cls, path: Path) -> ServerDirectory:
         """The federation that lies in a folder already; its file is checked."""
         if not (path / FEDERATION).is_file():
             raise ConfigError(f"{path} is not a federation's folder: it holds no {FEDERATION}; see 'federation init'")
@@ -172,13 +172,13 @@ class Invitation:
 
 
 @dataclass(frozen=True)
-class SiloHome:
+class SiloDirectory:
     """A silo's folder: its key, its policy, its ledger, its own reports."""
 
     path: Path
 
     @classmethod
-    def create(cls, path: Path, invitation: Invitation) -> SiloHome:
+    def create(cls, path: Path, invitation: Invitation) -> SiloDirectory:
         """Accept an invitation: the silo's key is made here and never leaves."""
         _new(path)
         home = cls(path)
@@ -196,7 +196,7 @@ class SiloHome:
         return (path / SILO).is_file()
 
     @classmethod
-    def open(cls, path: Path) -> SiloHome:
+    def open(cls, path: Path) -> SiloDirectory:
         """The silo that lies in a folder already; its invitation and policy are checked."""
         if not cls.is_at(path):
             raise ConfigError(f"{path} is not a silo's folder: it holds no {SILO}; see 'federation enroll'")

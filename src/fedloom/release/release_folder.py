@@ -24,7 +24,7 @@ def check_place(out: Path) -> None:
 
 
 @contextmanager
-def parcel(out: Path, provenance: Provenance, contents: Mapping[str, Any], card: str) -> Iterator[Path]:
+def release_folder(out: Path, provenance: Provenance, contents: Mapping[str, Any], card: str) -> Iterator[Path]:
     """A folder to put files into; ``contents`` go into the manifest, and nothing in it tells the time."""
     with folder_appearing(out) as folder:
         yield folder

@@ -1,4 +1,4 @@
-"""The life of a run: all that happens around the engine's part of each round, alone or beside other runs."""
+"""The loop of a run: all that happens around the engine's part of each round, alone or beside other runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class Life:
+class RunLoop:
     """A run from where it stands to its end."""
 
     experiment: Experiment
@@ -57,12 +57,12 @@ class Life:
     evaluator: Evaluator
     observer: Observer
 
-    def alone(self, given: Engine | None = None) -> RunFolder:
+    def run_alone(self, given: Engine | None = None) -> RunFolder:
         """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder."""
         if self.folder.status["state"] == "unfinished":
             engine = given or make_engine(self.experiment.trainer, self.earlier_choice)
             try:
-                failures = live_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
+                failures = run_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
             finally:
                 engine.close()
             if failures:
@@ -160,15 +160,15 @@ class Life:
         return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
 
 
-def live_together(
-    lives: Sequence[Life], engine: Engine, carry_out: Callable[[Mapping[int, Job]], Mapping[int, Outcome]]
+def run_together(
+    loops: Sequence[RunLoop], engine: Engine, carry_out: Callable[[Mapping[int, Job]], Mapping[int, Outcome]]
 ) -> dict[int, Exception]:
     """Live through the rounds of runs that share an engine; returns what went wrong, and in which of them.
 
     Those furthest behind go first, so that runs that were stopped in different rounds soon go on together.
     """
     failures: dict[int, Exception] = {}
-    everyone = [life.rounds(engine) for life in lives]
+    everyone = [loop.rounds(engine) for loop in loops]
 
     def asked(run: int, outcome: Outcome | None, seconds: float = 0.0) -> dict[int, Job]:
         try:
@@ -184,7 +184,7 @@ def live_together(
             return {}
 
     try:
-        jobs = {run: job for number in range(len(lives)) for run, job in asked(number, None).items()}
+        jobs = {run: job for number in range(len(loops)) for run, job in asked(number, None).items()}
         while jobs:
             behind = min(job.context.round for job in jobs.values())
             due = {run: job for run, job in jobs.items() if job.context.round == behind}

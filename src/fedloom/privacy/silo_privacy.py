@@ -27,7 +27,7 @@ from fedloom.privacy.accounting import (
 from fedloom.privacy.clipping import Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
 from fedloom.privacy.ledger import PRETRAINING, UPDATE
-from fedloom.privacy.releases import Statistic, cost_of
+from fedloom.privacy.payload_sums import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
 from fedloom.privacy.trust import Local, Trust
 
@@ -65,7 +65,7 @@ def unit_numbers(silo: Silo, unit: str) -> Tensor | None:
     return compact(silo.train.subject)
 
 
-@lru_cache(maxsize=1024)  # silos often have equal plans
+@lru_cache(maxsize=1024)  # silos are often alike
 def _calibrated(
     budget: Budget, rounds: int, kind: str, rate: float, steps: int, given: float, releases: tuple[Event, ...]
 ) -> tuple[float, ...]:
@@ -89,7 +89,7 @@ def _pretraining_noise(budget: Budget, share: float, rate: float, steps: int) ->
 
 
 @dataclass(frozen=True)
-class PlannedRelease:
+class PlannedPayload:
     """A payload that will be computed from a silo's records."""
 
     name: str
@@ -99,7 +99,7 @@ class PlannedRelease:
 
 
 @dataclass(frozen=True)
-class SiloPlan:
+class SiloPrivacy:
     """All that one silo's data will be used for; nothing here depends on more than their public number."""
 
     silo: str
@@ -108,9 +108,9 @@ class SiloPlan:
     steps: int  # noisy sums in a round
     batch_size: int
     settings: PrivacyConfig
-    releases: tuple[PlannedRelease, ...] = ()  # beside the update
+    payloads: tuple[PlannedPayload, ...] = ()  # beside the update
     trust: Trust = field(default_factory=Local)
-    partners: tuple[SiloPlan, ...] = ()  # those whose noise is its own: it must suffice for the strictest of them
+    partners: tuple[SiloPrivacy, ...] = ()  # those whose noise is its own: it must suffice for the strictest of them
     pretraining: int = 0  # noisy sums before the first round
 
     @cached_property
@@ -138,7 +138,7 @@ class SiloPlan:
             return {}
         settings = self.settings
         beside: tuple[Event, ...] = tuple(
-            cost_of(each.statistic, self.release_noise[each.name]) for each in self._guarded for _ in each.rounds
+            cost_of(each.statistic, self.payload_noise[each.name]) for each in self._guarded for _ in each.rounds
         )
         if self.pretraining:
             beside += (self.pretraining_mechanism.event(self.pretraining),)
@@ -155,12 +155,12 @@ class SiloPlan:
         return {r: max([noise, *(partner.noise[r] for partner in self.partners)]) for r, noise in own.items()}
 
     @property
-    def _guarded(self) -> list[PlannedRelease]:
+    def _guarded(self) -> list[PlannedPayload]:
         """Those releases that noise makes private."""
-        return [release for release in self.releases if release.rounds and not release.statistic.problem]
+        return [release for release in self.payloads if release.rounds and not release.statistic.problem]
 
     @cached_property
-    def release_noise(self) -> dict[str, float]:
+    def payload_noise(self) -> dict[str, float]:
         """The noise multiplier of each payload; where nothing else is paid for, their shares make up the whole."""
         if self.settings.noise_multiplier:
             return {release.name: self.settings.noise_multiplier for release in self._guarded}
@@ -175,7 +175,7 @@ class SiloPlan:
             release.name: whole_noise(self.granted) * math.sqrt(len(release.rounds) * whole / release.share)
             for release in self._guarded
         }
-        return {n: max([noise, *(partner.release_noise[n] for partner in self.partners)]) for n, noise in own.items()}
+        return {n: max([noise, *(partner.payload_noise[n] for partner in self.partners)]) for n, noise in own.items()}
 
     @property
     def _pretraining_share(self) -> float:
@@ -191,7 +191,7 @@ class SiloPlan:
     def least_noise(self) -> float:
         """The least noise multiplier of all that is released; infinite where nothing is."""
         pretraining = [self.pretraining_mechanism.noise_multiplier] if self.pretraining else []
-        return min([*self.noise.values(), *self.release_noise.values(), *pretraining], default=math.inf)
+        return min([*self.noise.values(), *self.payload_noise.values(), *pretraining], default=math.inf)
 
     def pretrains(self, round: int) -> bool:
         """Whether private steps come before those of a round: it must be the first."""
@@ -203,18 +203,18 @@ class SiloPlan:
 
     def events(self, round: int) -> dict[str, Event]:
         """What a round costs: the update, if the silo trains on records, pretraining the first time, and payloads."""
-        due = [release for release in self.releases if round in release.rounds]
+        due = [release for release in self.payloads if round in release.rounds]
         update: dict[str, Event] = {UPDATE: self.mechanism(round).event(self.steps)} if self.steps else {}
         if self.pretrains(round):
             update[PRETRAINING] = self.pretraining_mechanism.event(self.pretraining)
-        update |= {each.name: cost_of(each.statistic, self.release_noise.get(each.name, 0.0)) for each in due}
+        update |= {each.name: cost_of(each.statistic, self.payload_noise.get(each.name, 0.0)) for each in due}
         return dict.fromkeys(update, NoGuarantee(self.problem)) if self.settings.noise == "test" else update
 
     @property
     def problem(self) -> str:
         """Why there is no DP guarantee; empty where there is one."""
         problems = (
-            f"payload '{each.name}': {each.statistic.problem}" for each in self.releases if each.statistic.problem
+            f"payload '{each.name}': {each.statistic.problem}" for each in self.payloads if each.statistic.problem
         )
         repeatable = REPEATABLE if self.settings.noise == "test" else ""
         return (self._mechanism(1.0).problem if self.steps else "") or next(problems, repeatable)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedloom.config import Config
 from fedloom.deployment.control import Control
-from fedloom.deployment.homes import ServerHome
+from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.processes import require_flower
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
@@ -20,7 +20,7 @@ TICK, ASK_FLOWER = 1.0, 20.0  # seconds
 TROUBLE = {"failed", "refused", "rejected", "late", "missing"}
 
 
-def run_at(home: ServerHome, config: Config, folder: Path, say: Callable[[str], None]) -> None:
+def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[str], None]) -> None:
     """A new run, into a folder that must not be there yet."""
     if folder.exists():
         raise RunFolderError(f"{folder} exists already; choose another --out")
@@ -28,7 +28,7 @@ def run_at(home: ServerHome, config: Config, folder: Path, say: Callable[[str], 
     _follow(home, Submission.create(home, config, folder), say)
 
 
-def resume_at(home: ServerHome, folder: RunFolder, say: Callable[[str], None]) -> None:
+def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], None]) -> None:
     """Go on with a run that stopped: a new one for Flower, the same for the silos."""
     run = folder.environment.get("engine_choice", {}).get("run", "")
     if not run:
@@ -37,7 +37,7 @@ def resume_at(home: ServerHome, folder: RunFolder, say: Callable[[str], None]) -
     _follow(home, Submission.create(home, folder.config, folder.path, run), say)
 
 
-def _check(home: ServerHome, config: Config) -> None:
+def _check(home: ServerDirectory, config: Config) -> None:
     """Find a person's mistake here and now, not in a process of the server."""
     from fedloom.experiment import Experiment
     from fedloom.privacy.deployment import check_deployable
@@ -51,7 +51,7 @@ def _check(home: ServerHome, config: Config) -> None:
         raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
 
 
-def _follow(home: ServerHome, submission: Submission, say: Callable[[str], None]) -> None:
+def _follow(home: ServerDirectory, submission: Submission, say: Callable[[str], None]) -> None:
     control = Control(home)
     number = control.start(submission.number)
     rounds = _new_lines(submission.folder / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""Compiled steps over a fixed number of places: what is learned stays the same, and the number is the cheapest."""
+"""Compiled steps over a fixed number of slots: what is learned stays the same, and the number is the cheapest."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from engines.one_answer import (
     trainer_of,
 )
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_places import attendance, cheapest_places, fillable, turns
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_runner import GraphRunner
+from fedloom.engines.fused_slots import attendance, cheapest_slots, fillable, turns
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.errors import FedloomWarning
 
@@ -91,7 +91,7 @@ def test_what_stands_at_empty_places_does_not_matter(recordings: list[object], m
 
 
 def test_silos_that_end_before_others_have_recordings_of_their_own(recordings: list[object]) -> None:
-    """At a place that goes on, a silo would be trained longer than it should."""
+    """At a slot that goes on, a silo would be trained longer than it should."""
     trainer, start = trainer_of(config_of(*METHODS["fedgan"]), UNEQUAL)
     (stack,) = stacks_of((trainer,), CPU)
     assert not fillable(stack)
@@ -141,34 +141,34 @@ def test_attendance_is_that_of_the_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most", "fixed", "places"),
+    ("rounds", "most", "fixed", "slots"),
     [
         ([[20]] * 70, 128, 4, 20),
-        ([[200]] * 70, 128, 4, 100),  # evenly: the second turn of 128 places would be half empty
+        ([[200]] * 70, 128, 4, 100),  # evenly: the second turn of 128 slots would be half empty
         ([[10, 10, 10]] * 70, 24, 4, 10),  # a run's silos stay together: three turns of 14 cost less than two of 24
         ([[10, 10, 10]] * 70, 24, 30, 20),  # but three of 40 more than two of 50
-        ([[1]] * 99 + [[100]], 128, 4, 2),  # 149 turns of 6; with 1 place 199 of 5, with 3 places 133 of 7
+        ([[1]] * 99 + [[100]], 128, 4, 2),  # 149 turns of 6; with 1 slot 199 of 5, with 3 slots 133 of 7
         ([[8]] * 9 + [[12]], 128, 4, 8),  # 11 turns of 12 cost less than 10 of 16
         ([[1]] * 4 + [[2]], 128, 4, 2),  # 5 turns of 6 cost as much as 6 of 5
         ([[0], []], 128, 4, 1),
     ],
 )
-def test_the_number_of_places_is_the_cheapest(rounds: list[list[int]], most: int, fixed: int, places: int) -> None:
-    assert cheapest_places(rounds, most, fixed) == places
+def test_the_number_of_places_is_the_cheapest(rounds: list[list[int]], most: int, fixed: int, slots: int) -> None:
+    assert cheapest_slots(rounds, most, fixed) == slots
 
 
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.integers(1, 12), st.integers(0, 30)
 )
 def test_no_other_number_costs_less(rounds: list[list[int]], most: int, fixed: int) -> None:
-    def cost(places: int) -> int:
-        return sum(turns(counts, places) * (places + fixed) for counts in rounds)
+    def cost(slots: int) -> int:
+        return sum(turns(counts, slots) * (slots + fixed) for counts in rounds)
 
-    assert cost(cheapest_places(rounds, most, fixed)) == min(map(cost, range(1, most + 1)))
+    assert cost(cheapest_slots(rounds, most, fixed)) == min(map(cost, range(1, most + 1)))
 
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 12))
-def test_turns_are_counted_as_they_are_taken(counts: list[int], places: int) -> None:
+def test_turns_are_counted_as_they_are_taken(counts: list[int], slots: int) -> None:
     @dataclass(frozen=True)
     class Silo:
         run: int
@@ -177,8 +177,8 @@ def test_turns_are_counted_as_they_are_taken(counts: list[int], places: int) -> 
     left = [Silo(run, index) for run, count in enumerate(counts) for index in range(count)]
     taken_turns = 0
     while left:
-        taken = FusedEngine._next_chunk(left, places)  # type: ignore[arg-type]
-        assert 0 < len(taken) <= places
+        taken = FusedEngine._next_chunk(left, slots)  # type: ignore[arg-type]
+        assert 0 < len(taken) <= slots
         left = [silo for silo in left if silo not in taken]
         taken_turns += 1
-    assert taken_turns == turns(counts, places)
+    assert taken_turns == turns(counts, slots)

@@ -1,4 +1,4 @@
-"""Lessons of the servers of a pack: those that compute the same function train in one stack, each as it would alone."""
+"""Distillations of a pack: those that compute the same function train in one stack, each as it would alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def assert_packed_equals_alone(
         ("align_fl, replay by size, moments kept", UNEQUAL, [26, 50]),
     ],
 )
-def test_lessons_of_a_pack_train_in_one_stack(
+def test_distillations_of_a_pack_train_in_one_stack(
     name: str, federation: Federation, steps: list[int], server_steps: list[int]
 ) -> None:
     overrides = {**METHODS, "private": (ALIGN, *DISTIL, *PRIVATE)}[name]
@@ -93,7 +93,7 @@ def test_lessons_of_a_pack_train_in_one_stack(
     )
 
 
-def test_lessons_of_different_sizes(server_steps: list[int]) -> None:
+def test_distillations_of_different_sizes(server_steps: list[int]) -> None:
     """First two runs have 5 and 3 decoders, 13 and 8 steps an epoch; then three have 5, 4 and 2: 13, 10 and 5."""
     attendance: list[Rounds] = [TWICE, ((0, 1, 2), (3,)), ((), (1, 2))]
     runs = [(ALIGN, *DISTIL, f"seed={seed}") for seed in (1, 2, 3)]
@@ -101,14 +101,14 @@ def test_lessons_of_different_sizes(server_steps: list[int]) -> None:
     assert steps == [2] * 16 + [1] * 10 + [3] * 10 + [2] * 10 + [1] * 6
 
 
-def test_lessons_that_compute_other_functions_have_stacks_of_their_own(server_steps: list[int]) -> None:
+def test_distillations_that_compute_other_functions_have_stacks_of_their_own(server_steps: list[int]) -> None:
     runs = [(ALIGN, *DISTIL, "seed=1"), (ALIGN, *DISTIL, "seed=2", "server.model.hidden=[5]"), (ALIGN, *DISTIL)]
     steps = assert_packed_equals_alone(UNEQUAL, runs, [(EVERYBODY,)] * 3, server_steps)
     assert steps == [2] * 26 + [1] * 26
 
 
-def test_recordings_of_lessons_outlast_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read records where those lay when they were made; a run without a lesson leaves them as they are."""
+def test_recordings_of_distillations_outlast_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read records where those lay when they were made; a run without a distillation leaves them as they are."""
     recorded: list[str] = []
 
     def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
@@ -129,10 +129,10 @@ def test_recordings_of_lessons_outlast_a_round(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.filterwarnings("ignore:out of device memory")
-def test_lessons_that_do_not_fit_together_are_taught_alone(
+def test_distillations_that_do_not_fit_together_are_taught_alone(
     server_steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is memory for the 200 records of one lesson."""
+    """There is memory for the 200 records of one distillation."""
     draw = StackProgram.draw
 
     def short_of_memory(program: StackProgram, silos: int) -> None:
@@ -184,12 +184,12 @@ class Late:
 
 
 class Unprepared(Distil):
-    """Has no lesson in the second round."""
+    """Has no distillation in the second round."""
 
-    def lesson(self, server, context, streams, device):
+    def distillation(self, server, context, streams, device):
         if context.round == 2:
             raise FedloomError("no decoder to be sampled")
-        return super().lesson(server, context, streams, device)
+        return super().distillation(server, context, streams, device)
 
 
 def unprepared(step: Distil) -> Distil:
@@ -213,7 +213,7 @@ def failing(step: Distil) -> Distil:
         (failing, ArithmeticError, "a fault in the second round", 2),
     ],
 )
-def test_what_goes_wrong_in_a_lesson_leaves_the_others_alone(
+def test_what_goes_wrong_in_a_distillation_leaves_the_others_alone(
     fault: Callable[[Distil], Distil], kind: type[Exception], complaint: str, round: int
 ) -> None:
     _, members = pack_of(UNEQUAL, *((ALIGN, *DISTIL, f"seed={seed}") for seed in (1, 2, 3)), options=ALL_AT_ONCE)

@@ -29,7 +29,7 @@ class KeptRound:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RoundStore:
     """The rounds of one run that the server may still come back to."""
 
     path: Path
