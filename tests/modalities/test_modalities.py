@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.methods.base import Setting, make_method
 from fedloom.modalities.base import MODALITIES, modality_of
 from support import federation_of, tiny_config
@@ -39,6 +39,13 @@ def test_a_table_keeps_its_kind_whatever_is_taken_of_it() -> None:
     records = replace(images(4), kind="vector")
     for table in (records.take(torch.tensor([1, 2])), records.of_group(0), records.to("cpu")):
         assert table.modality is MODALITIES["vector"]
+
+
+def test_tables_of_different_modality_do_not_become_one() -> None:
+    plain, named = images(2), replace(images(3), kind="image")
+    assert len(concatenate([plain, named])) == 5
+    with pytest.raises(DataError, match=r"^images and vectors do not go into one table$"):
+        concatenate([plain, named, replace(plain, kind="vector")])
 
 
 def test_silos_of_different_modality_are_refused_in_one_sentence() -> None:
