@@ -64,7 +64,7 @@ class Town:
         return read_bundle(RunFolder.open(self.path / folder).statements)
 
     def sentences(self, folder: str = "run", now: datetime | None = None) -> list[str]:
-        return [finding.sentence for finding in verify(self.bundle(folder), now=now)]
+        return [flaw.sentence for flaw in verify(self.bundle(folder), now=now)]
 
     def reasons(self, folder: str = "run") -> dict[str, str]:
         rows = read_lines(self.path / folder / "silos.jsonl")
@@ -180,7 +180,7 @@ def test_without_a_guarantee_a_statement_says_so_and_what_left(
         (home.path / "policy.toml").write_text(policy)
     town.run(*overrides)
     assert town.sentences() == [sentence] * 3
-    assert all(finding.unguarded for finding in verify(town.bundle()))
+    assert all(flaw.unguarded for flaw in verify(town.bundle()))
     for each in town.bundle().statements:
         assert each.words["epsilon"] is None
         assert [row["round"] for row in each.body.left] == [1, 2]

@@ -53,7 +53,7 @@ EAST, WEST = SILOS
 
 
 def sentences(bundle: Bundle, silo: str = EAST, now: datetime = NOW) -> list[str]:
-    return [finding.sentence for finding in verify(bundle, pins(), now) if finding.silo == silo]
+    return [flaw.sentence for flaw in verify(bundle, pins(), now) if flaw.silo == silo]
 
 
 def test_an_honest_bundle_holds_and_says_what_its_charges_cost(tmp_path: Path) -> None:
@@ -299,8 +299,8 @@ def test_what_is_wrong_is_said_of_the_right_silo(wrong: str) -> None:
 
 def test_only_a_lack_of_guarantee_is_nothing_false() -> None:
     found = verify(sample_bundle(event=NoGuarantee("it is a test")), pins(), NOW)
-    assert [(finding.silo, finding.unguarded) for finding in found] == [(EAST, True), (WEST, True)]
-    assert not any(finding.unguarded for finding in verify(sample_bundle({EAST: stating(epsilon=0.1)}), pins(), NOW))
+    assert [(flaw.silo, flaw.unguarded) for flaw in found] == [(EAST, True), (WEST, True)]
+    assert not any(flaw.unguarded for flaw in verify(sample_bundle({EAST: stating(epsilon=0.1)}), pins(), NOW))
 
 
 def test_keys_that_a_server_makes_up_hold_together_and_are_not_those_that_people_compared() -> None:
@@ -310,8 +310,8 @@ def test_keys_that_a_server_makes_up_hold_together_and_are_not_those_that_people
         words = next(each.words for each in BUNDLE.statements if each.silo == silo)
         made = made.having(signed_statement(words, key_of("forger")), line_of("forger"))
     assert verify(made, now=NOW) == []
-    assert [finding.silo for finding in verify(made, pins(), NOW)] == [EAST, WEST]
-    assert [finding.silo for finding in verify(made, {WEST: pins()[WEST].replace(" ", "")}, NOW)] == [WEST]
+    assert [flaw.silo for flaw in verify(made, pins(), NOW)] == [EAST, WEST]
+    assert [flaw.silo for flaw in verify(made, {WEST: pins()[WEST].replace(" ", "")}, NOW)] == [WEST]
 
 
 @pytest.mark.parametrize("hours", [-0.9, 0.9])
@@ -396,8 +396,8 @@ def test_what_is_no_bundle_is_said_in_a_sentence(tmp_path: Path, data: bytes, co
 
 
 def test_a_charter_that_names_no_silos_is_a_finding() -> None:
-    (finding,) = verify(replace(BUNDLE, charter={}), now=NOW)
-    assert finding.sentence.startswith("the charter, the experiment or the time of asking cannot be read")
+    (flaw,) = verify(replace(BUNDLE, charter={}), now=NOW)
+    assert flaw.sentence.startswith("the charter, the experiment or the time of asking cannot be read")
 
 
 def test_a_ledger_tells_the_charges_of_one_run(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def accepted(home: ServerDirectory, bundle: Bundle, statement: Statement) -> Bun
     key = home.keys_admitted().get(silo, b"").decode().strip()
     grown = bundle.having(statement, key)
     alone = replace(grown, keys={silo: key}, statements=(statement,))
-    wrong = [finding.sentence for finding in verify(alone) if finding.silo == silo and not finding.unguarded]
+    wrong = [flaw.sentence for flaw in verify(alone) if flaw.silo == silo and not flaw.unguarded]
     if wrong:
         raise FedloomError(f"the statement of silo '{silo}' is not taken: {wrong[0]}")
     return grown
