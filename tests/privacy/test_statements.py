@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -92,6 +93,44 @@ def test_the_other_case_of_a_letter_or_the_next_digit_is_detected_everywhere() -
 def test_what_is_put_in_or_cut_off_is_detected(position: int, more: bytes) -> None:
     assert detected(DATA[:position] + more + DATA[position:])
     assert position == len(DATA) or detected(DATA[:position])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of everything in a tree of plain values."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, each in inner for found in places(each, (*path, key)))]
+
+
+JUNK = (None, True, -1, 0.5, 10**400, "", "x", [], {}, [[]], {"a": []})
+WORDS = places(dict(BUNDLE.statements[0].words))[1:]
+TREE = [path for path in places(json.loads(DATA))[1:] if path[0] != "statements"]
+
+
+def put(tree: Any, path: tuple[Any, ...], value: object) -> None:
+    for key in path[:-1]:
+        tree = tree[key]
+    tree[path[-1]] = value
+
+
+@given(st.sampled_from(WORDS), st.sampled_from(JUNK))
+@settings(max_examples=300)
+def test_nonsense_that_a_silo_signs_is_a_sentence_and_no_crash(path: tuple[Any, ...], junk: object) -> None:
+    words = json.loads(canonical(BUNDLE.statements[0].words))
+    put(words, path, junk)
+    if path == ("silo",):
+        return  # then it is another silo's
+    words = {**words, "key": pins()[EAST]}
+    signed = Statement(words, sign(DOMAIN + canonical(words), key_of(EAST)).hex())
+    with contextlib.suppress(FedloomError):
+        verify(bundle_of(in_place_of(EAST, signed, line_of(EAST)).to_bytes()), now=NOW)
+
+
+@given(st.sampled_from(TREE), st.sampled_from(JUNK))
+@settings(max_examples=200)
+def test_nonsense_around_the_statements_is_detected_and_no_crash(path: tuple[Any, ...], junk: object) -> None:
+    tree = json.loads(DATA)
+    put(tree, path, junk)
+    assert detected(canonical(tree) + b"\n") or tree == json.loads(DATA)
 
 
 def without(silo: str) -> Bundle:

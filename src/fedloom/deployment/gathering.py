@@ -85,7 +85,7 @@ def collect(home: ServerDirectory, folder: RunFolder, paths: list[Path]) -> list
             bundle = accepted(home, bundle, Statement.of(json.loads(path.read_bytes())))
         except OSError as error:
             raise FedloomError(f"cannot read {path}: {error.strerror}") from error
-        except (FedloomError, ValueError) as error:
+        except (FedloomError, ValueError, RecursionError) as error:
             raise FedloomError(f"{path}: {error}") from error
     write_atomically(folder.statements, bundle.to_bytes())
     return unsigned(folder, tuple(home.charter.silos))

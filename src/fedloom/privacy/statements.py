@@ -79,7 +79,7 @@ class Statement:
             found = cls(dict(mapping["body"]), str(mapping["signature"]))
             _ = found.signed, found.body.events
             return found
-        except (FedloomError, KeyError, TypeError, ValueError) as error:
+        except (FedloomError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise FedloomError(f"this is no statement: {error}") from error
 
 
@@ -185,8 +185,9 @@ def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | No
     try:
         config = parse(Config, tomllib.loads(bundle.experiment))
         silos = tuple(str(name) for name in dict(bundle.charter["silos"]))
+        declared = {str(silo): int(count) for silo, count in dict(bundle.charter["records"]).items()}
         asked = time_of(bundle.asked)
-    except (FedloomError, KeyError, TypeError, ValueError) as error:
+    except (FedloomError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         return [Flaw("", f"the charter, the experiment or the time of asking cannot be read: {error}")]
     drawn = drawn_rounds(config, silos)
     now = now or datetime.now(UTC)
@@ -194,7 +195,7 @@ def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | No
     if asked > now + TOLERANCE:
         found.append(Flaw("", f"it was asked for at {bundle.asked}, which is yet to come"))
     for statement in bundle.statements:
-        verification = _Verification(bundle, config, drawn, statement.body, now)
+        verification = _Verification(bundle, config, drawn, declared, statement.body, now)
         sentences = _forgery(bundle, statement, pins) or list(verification.sentences())
         found += [Flaw(statement.silo, each, unguarded=each.startswith(NONE)) for each in sentences]
     return found
@@ -242,6 +243,7 @@ class _Verification:
     bundle: Bundle
     config: Config
     drawn: Mapping[str, list[int]]
+    declared: Mapping[str, int]  # the most records that each silo may claim; empty: nobody said
     body: StatementBody
     now: datetime
 
@@ -270,14 +272,14 @@ class _Verification:
 
     def _rounds(self) -> Iterator[str]:
         """What left, beside what the draw allowed, what was paid for, and what the server took."""
-        body, drawn = self.body, self.drawn.get(self.body.silo, [])
-        charged, private = {charge.round for charge in body.charges}, body.mechanism != "none"
-        for number in sorted({row.get("round") for row in body.left} | charged, key=str):
+        body, drawn = self.body, set(map(str, self.drawn.get(self.body.silo, [])))
+        charged, private = {str(charge.round) for charge in body.charges}, body.mechanism != "none"
+        for number in sorted({str(row.get("round")) for row in body.left} | charged):
             if number not in drawn:
                 yield f"something left, or was charged, in round {number}, for which it was not drawn"
             elif private and number not in charged:
                 yield f"something left in round {number}, and no charge paid for it"
-        left = {(str(row.get("round")), row.get("sha256")) for row in body.left if row.get("silo") == body.silo}
+        left = {(str(row.get("round")), str(row.get("sha256"))) for row in body.left if row.get("silo") == body.silo}
         if len(left) != len(body.left):
             yield "what left is told twice, or of another silo"
         for number, came in self.bundle.participants.items():
@@ -293,7 +295,7 @@ class _Verification:
             return
         if body.unit != asked.unit:
             yield f"it protects each {body.unit}, and the experiment asks for each {asked.unit}"
-        most = self.bundle.charter.get("records", {}).get(body.silo, math.inf)
+        most = self.declared.get(body.silo, math.inf)
         if not 0 < body.units <= most:
             yield f"it states {body.units} {body.unit}s, and the charter allows {most}"
             return
