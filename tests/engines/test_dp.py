@@ -28,7 +28,7 @@ from fedloom.federation.records import UNLABELLED, Batch, Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import METHODS
 from fedloom.objectives.base import Losses, Objective, Step
-from fedloom.privacy import planning
+from fedloom.privacy import silo_privacy
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise
@@ -254,7 +254,7 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(
-        budget: planning.Budget,
+        budget: silo_privacy.Budget,
         rounds: int,
         kind: str,
         rate: float,
@@ -264,8 +264,8 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
     ) -> tuple[float, ...]:
         return calibrated(budget, 1, kind, rate, steps, given, beside) * rounds
 
-    calibrated = planning._calibrated
-    monkeypatch.setattr(planning, "_calibrated", forgetful)
+    calibrated = silo_privacy._calibrated
+    monkeypatch.setattr(silo_privacy, "_calibrated", forgetful)
     with pytest.warns(FedloomWarning, match="sits out round 2"):
         run = train(tiny_config(*RDP), tmp_path / "run", federation_of([0] * 40))
     assert [row["participants"] for row in run.metrics()] == [[0], []]
@@ -341,15 +341,10 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
 
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(*RDP)
-    experiment = Experiment.of(config, federation_of([0] * 40))
-    other = Experiment.of(config, federation_of([0] * 41))
-    other.run(tmp_path / "other")
-    folder = experiment.run(tmp_path / "run").folder
-    (tmp_path / "other" / "ledger.sqlite").replace(folder.ledger)
-    (folder.path / "status.json").unlink()
+    ours, others = (trainer_of(federation_of([0] * records), *RDP)[0] for records in (40, 41))
+    Charging(others, tmp_path / "ledger.sqlite", b"secret").close()
     with pytest.raises(FedloomError, match="keeps account of other data than those of silo 'silo-0'"):
-        experiment.resume(folder)
+        Charging(ours, tmp_path / "ledger.sqlite", b"secret")
 
 
 @pytest.mark.parametrize(
