@@ -17,8 +17,8 @@ from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
-from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.clipping import SMALLEST
+from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
 from fedloom.sharing.plan import Down, Tensors
 

@@ -149,7 +149,7 @@ class PrivateTraining:
     def _possible(self, batch: Batch) -> Batch:
         """A batch without the rows whose class there is not: they count for nothing, like all that cannot be computed.
 
-        That is found here, on the host: a GPU that looks up such a class fails for good, and all who come after with it.
+        That is found here, on the host: a GPU that looks up such a class fails for good.
         """
         if not (self.sealed and self.classes):
             return batch

@@ -43,7 +43,8 @@ def _within_reach(norms: Tensor, right: Tensor) -> Tensor:
     """Infinite where a right factor is so long that it brings back what the left one loses.
 
     The left factor is scaled in float32. What becomes a subnormal number by that, below 1.2e-38, is rounded by up to
-    7e-46 or lost, as the processor likes: beside a right factor of ``FAR`` that is below 1.2e-20, and far below a bound.
+    7e-46 or lost, as the processor likes. Beside a right factor below ``FAR`` that is less than 1.2e-20: no bound is as
+    small.
     """
     return torch.where(right < FAR, norms, torch.inf)
 

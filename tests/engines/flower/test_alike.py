@@ -293,7 +293,7 @@ def test_a_class_that_there_is_not_never_meets_a_device_that_it_would_end(
 
 def test_a_record_of_no_class_counts_for_nothing_and_spoils_nothing(tmp_path: Path) -> None:
     """Whatever it is, the update has the same bits; and not those that it has with a class."""
-    plain, config = records(SHAPES[True]), config_for("linear_head", "local.steps=1")
+    plain, config = records(SHAPES[True]), config_for("linear_head", "local.steps=1", "local.optimizer=sgd")
     worlds = {"one": (0.5, -1), "another": (0.25, -1), "too many": (0.5, 3), "of a class": (0.5, 1)}
     sent = {
         name: service(tmp_path / name, federation(with_record(plain, *own))).answer(
