@@ -32,6 +32,7 @@ from fedloom.federation.building import build_federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, fresh_blocks
 from fedloom.privacy.accounting import Budget
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.sharing.codec import packed
@@ -253,7 +254,8 @@ def test_noise_for_tests_goes_with_no_promise() -> None:
         with pytest.raises(ConfigError, match=r"noise = 'test' protects nothing; set privacy = 'none' beside it, or "):
             Policy.of({"noise": "test", **change})
     assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True, pace=0.5)
-    assert Policy.of({"noise": "secure"}).grant == Grant(8.0, pace=0.5)
+    assert Policy.of({"noise": "secure"}).grant == Grant(8.0, min_clip=0.001, pace=0.5)
+    assert Policy.of({"min_clip": 0.0}).grant == Grant(8.0, min_clip=SMALLEST, pace=0.5)
     assert Policy.of({"privacy": "none"}).grant == Grant(math.inf, pace=0.5), "what is only counted has secure noise"
 
 

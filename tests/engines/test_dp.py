@@ -341,15 +341,10 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
 
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(*RDP)
-    experiment = Experiment.of(config, federation_of([0] * 40))
-    other = Experiment.of(config, federation_of([0] * 41))
-    other.run(tmp_path / "other")
-    folder = experiment.run(tmp_path / "run").folder
-    (tmp_path / "other" / "ledger.sqlite").replace(folder.ledger)
-    (folder.path / "status.json").unlink()
+    ours, others = (trainer_of(federation_of([0] * records), *RDP)[0] for records in (40, 41))
+    Charging(others, tmp_path / "ledger.sqlite", b"secret").close()
     with pytest.raises(FedloomError, match="keeps account of other data than those of silo 'silo-0'"):
-        experiment.resume(folder)
+        Charging(ours, tmp_path / "ledger.sqlite", b"secret")
 
 
 @pytest.mark.parametrize(

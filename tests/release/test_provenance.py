@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from fedloom.privacy.ledger import format_epsilon, read_accounts
 from fedloom.release.cards import dataset_card
 from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
 from fedloom.release.synthesis import SynthesisOrder, synthesize
+from fedloom.runs.files import write_json
+from fedloom.runs.ledgers import LEDGER
 from labelled_vectors import labelled_federation
 from support import names_in
 
@@ -117,6 +121,31 @@ def test_a_private_run_without_its_ledger_can_show_nothing(
     assert objection.startswith("no DP guarantee can be shown: the run has no ledger")
     assert where in objection
     assert f"- guarantee: {objection}" in card_of(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("kept", "remembered", "reason"),
+    [
+        (5, True, "ledger.sqlite, with 5 charges, is older than the one that the newest checkpoint was made with, wh"),
+        (5, False, "ledger.sqlite has no charge for round 2 of silo 'two', in which something left it (egress.jsonl)"),
+        (0, False, "ledger.sqlite has no charge for round 1 of silo 'one', in which something left it (egress.jsonl)"),
+    ],
+)
+def test_a_ledger_that_lacks_what_left_shows_nothing(
+    kept: int, remembered: bool, reason: str, private: Run, copied: Changed
+) -> None:
+    """Whatever an older copy of it adds up to; also where an older version remembered no ledger."""
+    run = copied(private)
+    with contextlib.closing(sqlite3.connect(run.folder.ledger, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER charges_DELETE")
+        connection.execute("DELETE FROM charges WHERE number > ?", (kept,))
+    if not remembered:
+        (index,) = run.folder.path.glob("checkpoints/round-0003/index.json")
+        write_json(index, {key: value for key, value in json.loads(index.read_text()).items() if key != LEDGER})
+    found = provenance_of(run)
+    assert found.epsilon is None
+    (objection,) = found.objections
+    assert objection.startswith(f"no DP guarantee can be shown: {reason}")
 
 
 def test_canaries_and_a_refuted_epsilon_stand_against_a_run(private: Run, copied: Changed) -> None:

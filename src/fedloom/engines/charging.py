@@ -19,6 +19,7 @@ from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
+from fedloom.privacy.accounts import Chain
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.noise import StreamNoise, keyed
 from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, number_of_units
@@ -181,6 +182,10 @@ class Charging:
         """The epsilon spent so far by the silo that has spent most; nothing where no epsilon holds."""
         spent = max(account.spent for account in self._ledger.accounts())
         return {"privacy/epsilon/max": spent} if math.isfinite(spent) else {}
+
+    def chain(self) -> Chain:
+        """All charges so far."""
+        return self._ledger.chain()
 
     def close(self) -> None:
         """Close the ledger's file, so that another process may charge."""

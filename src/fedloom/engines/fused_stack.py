@@ -17,6 +17,7 @@ from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
 from fedloom.sharing.plan import Down, Tensors
@@ -147,7 +148,7 @@ def _alike(settings: PrivacyConfig) -> DPSGD:
 
     Whatever is a silo's own is 1 here, so that it stands for nobody's: a program must ask each member's plan for it.
     """
-    clipping = CLIPPINGS[settings.clipping](1.0)
+    clipping = CLIPPINGS[settings.clipping](1.0, SMALLEST)
     return DPSGD(1.0, rate=1.0, expected=1.0, clipping=clipping, unit=settings.unit, blocks=settings.blocks)
 
 

@@ -75,6 +75,7 @@ class PrivateTraining:
     bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
     made_up: Records  # a few rows to try phases on
     sealed: bool = False  # that records fail stays inside
+    classes: int = 0  # that the method learns; 0: it does not look at labels
 
     def steps(
         self, count: int, model: nn.Module, learners: list[Learner], received: Tensors, plain_step: PlainStep
@@ -130,7 +131,7 @@ class PrivateTraining:
         terms: Tensors = {}
         before = 0  # the noise of an example depends on how many were drawn before it, not on passes and padding
         for each in drawn:
-            batch = batch_of(self.silo.train, each.index, each.mask).to(device)
+            batch = self._possible(batch_of(self.silo.train, each.index, each.mask)).to(device)
             part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
             before += int(each.mask.sum())
             total, found = self._clipped(
@@ -144,6 +145,16 @@ class PrivateTraining:
         self.bounds[phase.name] = following
         learner.step(gradients[name] for name in learner.parameters)
         return {name: total / max(before, 1) for name, total in terms.items()}
+
+    def _possible(self, batch: Batch) -> Batch:
+        """A batch without the rows whose class there is not: they count for nothing, like all that cannot be computed.
+
+        That is found here, on the host: a GPU that looks up such a class fails for good.
+        """
+        if not (self.sealed and self.classes):
+            return batch
+        possible = (batch.y >= 0) & (batch.y < self.classes)
+        return replace(batch, y=torch.where(possible, batch.y, 0), mask=batch.mask * possible)
 
     def _clipped(self, look: _Look, step: Step) -> tuple[ClippedSum, Tensors]:
         """The clipped sum of a pass, and the sum of each term; a unit that cannot be computed counts for nothing.

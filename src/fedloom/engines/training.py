@@ -158,6 +158,7 @@ class Trainer:
                 bounds,
                 self.made_up(task.silo),
                 self.sealed,
+                len(self.federation.classes) if self.method.labelled else 0,
             )
             yield from private.steps(limit, model, learners, received, plain_step)
             return

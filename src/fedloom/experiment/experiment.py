@@ -30,6 +30,7 @@ from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledgers import ledger_complaint
 from fedloom.runs.trackers import check_trackers
 from fedloom.settings import parse
 from fedloom.streams import Streams
@@ -98,11 +99,14 @@ class Experiment:
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
         evaluator = self._evaluator()
-        state = initial_state(self.method, self.federation, self.config)
+        state, facts = initial_state(self.method, self.federation, self.config), dict[str, Any]()
         if folder.rounds_done:
             checkpoint = load_checkpoint(folder.path)
             self._check_same_experiment(folder, checkpoint)
-            state = restored(checkpoint, self.federation)
+            state, facts = restored(checkpoint, self.federation), checkpoint.facts
+        # Not only read: a charge that was cut off is ended by whoever goes on.
+        if self.trainer.privacy and (complaint := ledger_complaint(folder, facts, read_only=False)):
+            raise RunFolderError(f"{folder.path}: {complaint}")
         folder.rewind(state.round)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 

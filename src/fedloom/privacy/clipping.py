@@ -100,10 +100,12 @@ class Quantile(Clipping):
     initial: float = 1.0
     pace: float = 0.2
     share: float = 0.05
+    floor: float = SMALLEST  # gradients may be made to vanish, and the noise with the bound
 
     def __post_init__(self) -> None:
         _share("the clip quantile", self.target)
         _bound("the first clip bound", self.initial)
+        _bound("the least clip bound", self.floor)
         _positive("the pace of the clip bound", self.pace)
         _share("the clip quantile's share of the budget", self.share)
 
@@ -111,9 +113,13 @@ class Quantile(Clipping):
         """The bound of the first step, before any norm has been seen."""
         return torch.tensor(self.initial)
 
+    def bound(self, lengths: Lengths) -> Tensor:
+        """Where the steps so far led, also those under a lower floor."""
+        return lengths.bound.clamp_min(self.floor)
+
     def following(self, count: Count) -> Tensor:
-        """One geometric step towards the quantile, within what numbers can hold: gradients may be made to vanish."""
-        return (count.bound * torch.exp(-self.pace * (count.below - self.target))).clamp(SMALLEST, LARGEST)
+        """One geometric step towards the quantile."""
+        return (count.bound * torch.exp(-self.pace * (count.below - self.target))).clamp(self.floor, LARGEST)
 
 
 @dataclass(frozen=True)

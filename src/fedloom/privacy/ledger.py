@@ -2,8 +2,8 @@
 
 A charge is durable before the work that it pays for begins, and nothing is ever taken back, so after any crash the
 ledger holds at least what was released. No decision depends on a clock. What it cannot know by itself is that somebody
-put an older copy of the file in its place: in a deployment the registry does (:mod:`fedloom.privacy.registry`). A
-simulation keeps a ledger for each run in the run's folder, and that is registered nowhere.
+put an older copy of the file in its place: in a deployment the registry does (:mod:`fedloom.privacy.registry`), in a
+simulation, which keeps a ledger for each run in its folder, the run's own files (:mod:`fedloom.runs.ledgers`).
 """
 
 from __future__ import annotations
@@ -264,6 +264,10 @@ class Ledger(Database):
             *(run, silo),
         )
         return [ChargedRelease(number, name, tried, json.loads(event), sha) for number, name, tried, event, sha in rows]
+
+    def paid(self) -> set[tuple[int, str]]:
+        """The rounds that were charged for, with the silos; pretraining alone is not what a round sends."""
+        return set(self._rows("SELECT DISTINCT round, silo FROM charges WHERE release <> ?", PRETRAINING))
 
     def accounts(self) -> list[Account]:
         """The account of every silo of the ledger, by name."""

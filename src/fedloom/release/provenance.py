@@ -10,7 +10,9 @@ from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE, summarise
+from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledgers import ledger_complaint
 from fedloom.runs.metrics import is_metric
 
 FLAG = "--accept-risk"
@@ -87,7 +89,9 @@ def provenance_of(run: ReleasedRun, limits: Sequence[Limits] = ()) -> Provenance
         where = "the ledgers of a deployment lie at its silos" if deployed else "it was removed"
         guarantee = f"{NONE} can be shown: the run has no ledger ({where})"
     elif epsilon is not None and not deployed:
-        if folder.kept_noise_secret:
+        if complaint := ledger_complaint(folder, load_checkpoint(folder.path).facts, read_only=True):
+            guarantee, epsilon = f"{NONE} can be shown: {complaint}", None
+        elif folder.kept_noise_secret:
             privacy["noise"] = THROWN_AWAY
         else:
             guarantee, epsilon = f"{NONE} can be shown: an older version drew the run's noise from its seed", None

@@ -45,7 +45,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
-        """Start a new folder; it appears whole, or not at all."""
+        """Start a new folder; it appears whole, or not at all.
+
+        Of a private run it is its owner's alone: ledger, log and checkpoints tell more than what is handed on.
+        """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunFolderError(
                 f"{path} exists already; choose another --out, or 'fedloom resume {path}' to go on with it"
@@ -53,7 +56,8 @@ class RunFolder:
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files = {"run.toml": config.to_toml(), "environment.json": json.dumps(environment(), indent=2)}
-        write_folder_atomically(path, {name: text.encode() for name, text in files.items()})
+        mode = 0o777 if config.privacy.mechanism == "none" else 0o700
+        write_folder_atomically(path, {name: text.encode() for name, text in files.items()}, mode=mode)
         return cls(path, config)
 
     @classmethod

@@ -37,6 +37,7 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
 from fedloom.privacy.accounting import NoGuarantee
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
@@ -57,9 +58,9 @@ class Grant:
     delta: float = 0.0  # of the same lifetime; 0: the largest power of ten that is at most 1 / (10 n)
     unit: Literal["record", "subject"] = "record"  # whose coming or going the ledger keeps account of
     repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
-    device: Literal["auto", "cpu", "cuda"] = (
-        "auto"  # where the silo trains; its noise is drawn on the host all the same
-    )
+    # Where the silo trains; "auto" is the CPU under DP-SGD, and noise is drawn there in any case.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    min_clip: float = SMALLEST  # the least clip bound of any step, also where it follows the records
     pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
@@ -68,12 +69,17 @@ Screening = Callable[[Config], None]  # the same, before anything of an experime
 LOADED = 3  # experiments that stay ready at once
 
 
-def training_device(wanted: str) -> torch.device:
-    """The device that a silo's operator chose."""
+def training_device(wanted: str, *, private: bool) -> torch.device:
+    """The device that a silo's operator chose.
+
+    A GPU that meets an impossible value fails from then on, whatever it is asked for, and what a silo answers would say
+    that a record made it. What is known to do so is kept away from it; for the rest private work stays on the CPU
+    unless the operator says otherwise.
+    """
     present = torch.cuda.is_available()
     if wanted == "cuda" and not present:
         raise ConfigError("policy.toml has device = 'cuda', but no CUDA device can be used here; use 'auto' or 'cpu'")
-    return torch.device("cuda" if present and wanted != "cpu" else "cpu")
+    return torch.device("cuda" if present and (wanted == "cuda" or (wanted == "auto" and not private)) else "cpu")
 
 
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
@@ -232,8 +238,14 @@ class SiloService:
         grant = self._agreement(config, known.trainer.method, known.privacy)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
-            device = training_device(grant.device)
-            known = replace(known, trainer=replace(known.trainer, secret=secret, device=device), grant=grant)
+            privacy = known.privacy and replace(known.privacy, min_clip=grant.min_clip)
+            trainer = replace(
+                known.trainer,
+                privacy=(privacy,) * len(self._federation) if privacy else (),
+                secret=secret,
+                device=training_device(grant.device, private=privacy is not None),
+            )
+            known = replace(known, trainer=trainer, privacy=privacy, grant=grant)
         self._prepared[key] = known
         for oldest in list(self._prepared)[:-LOADED]:
             del self._prepared[oldest]
