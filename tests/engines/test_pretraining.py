@@ -14,9 +14,9 @@ from fedloom.engines.base import FederationState, SiloState, Task, initial_state
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.local_state import MODEL
-from fedloom.engines.private_training import PrivateTraining, fresh_learner
+from fedloom.engines.private_training import PrivateTraining, learners_of
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer, pretraining_phases
+from fedloom.engines.training import Trainer, pretraining_phases, state_of
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.rounds import RoundContext
@@ -64,7 +64,7 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     phases = pretraining_phases(trainer.method)
     assert [phase.trains for phase in phases] == [("encoder",)]
     before, mechanism = replace(task, context=RoundContext(0, 2, (0,))), trainer.privacy[0].pretraining_mechanism
-    learners = [fresh_learner(phase, model, before.context) for phase in phases]
+    learners = learners_of(phases, model, state_of(phases, model, before))
     bounds = {phase.name: mechanism.clipping.start() for phase in phases}
     private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.seeded, 16, bounds, trainer.made_up(0))
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.engines.base import Task
 from fedloom.engines.batches import crew_of_one, objective_noise
+from fedloom.engines.local_state import LocalState
 from fedloom.engines.optimizers import LocalOptimizer
 from fedloom.engines.poisson_batches import NOISE, PoissonBatches, Sampling, sampling_of
 from fedloom.errors import ConfigError
@@ -67,12 +68,10 @@ def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)}
 
 
-def fresh_learner(phase: Phase, model: nn.Module, context: RoundContext) -> Learner:
-    """A phase with an optimiser that has not seen a step."""
-    named = parameters_of(phase, model)
-    optimizer = LocalOptimizer(phase.optimizer, {n: p.detach().unsqueeze(0) for n, p in named.items()})
-    optimizer.begin(context)
-    return Learner(phase, named, optimizer)
+def learners_of(phases: Sequence[Phase], model: nn.Module, state: LocalState) -> list[Learner]:
+    """The phases at work on a model, whose weights are the state's."""
+    found = zip(phases, state.optimizers, strict=True)
+    return [Learner(phase, parameters_of(phase, model), optimizer) for phase, optimizer in found]
 
 
 PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from fedloom.engines.private_training import (
     Learner,
     PrivateTraining,
     check_private,
-    fresh_learner,
+    learners_of,
     made_up_records,
     parameters_of,
 )
@@ -96,8 +96,7 @@ class Trainer:
         model = self._model(site_of(self.federation, task.silo)).to(self.device)
         state = self._begun(task, model)
         received = {name: tensor.to(self.device, copy=True) for name, tensor in task.received.items()}
-        found = zip(self.method.phases, state.optimizers, strict=True)
-        learners = [Learner(phase, parameters_of(phase, model), optimizer) for phase, optimizer in found]
+        learners = learners_of(self.method.phases, model, state)
         bounds = {phase: bound[0] for phase, bound in state.bounds.items()}
         self._pretrain(task, model, received, bounds)
 
@@ -124,12 +123,9 @@ class Trainer:
 
     def _begun(self, task: Task, model: nn.Module) -> LocalState:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
-        weights = {name: tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
-        trained = [parameters_of(phase, model) for phase in self.method.phases]
-        state = LocalState(self.method.phases, weights, trained, task.received, task.mechanism)
-        state.begin(task.context)
+        state = state_of(self.method.phases, model, task)
         for name, tensor in task.received.items():
-            weights[name][0] = tensor
+            state.weights[name][0] = tensor
         kept = task.state.tensors
         state.load(0, kept, self.method, site_of(self.federation, task.silo), self.streams)
         state.load_bounds([kept], [task.mechanism] if task.mechanism else [])
@@ -205,7 +201,8 @@ class Trainer:
             mechanism=self.privacy[task.silo].pretraining_mechanism,
             step_limit=self.config.privacy.pretraining,
         )
-        learners = [fresh_learner(phase, model, before.context) for phase in pretraining_phases(self.method)]
+        phases = pretraining_phases(self.method)
+        learners = learners_of(phases, model, state_of(phases, model, before))
         for _ in self._steps(before, model, learners, received, bounds):
             pass
 
@@ -296,6 +293,15 @@ class Trainer:
             "all": units(torch.ones(len(owner), dtype=torch.bool)),
             **{f"group={self.federation.groups[g]}": units(owner.train.group == g) for g in owner.groups},
         }
+
+
+def state_of(phases: Sequence[Phase], model: nn.Module, task: Task) -> LocalState:
+    """The weights of a silo's model as a stack of one, with optimisers that have not seen a step."""
+    weights = {name: tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
+    trained = [parameters_of(phase, model) for phase in phases]
+    state = LocalState(phases, weights, trained, task.received, task.mechanism)
+    state.begin(task.context)
+    return state
 
 
 def pretraining_phases(method: Method) -> list[Phase]:
