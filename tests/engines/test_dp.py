@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engines.killing import train_until_write
-from fedloom.engines import private_training
+from fedloom.engines import poisson_batches
 from fedloom.engines.base import FederationState, initial_state, site_of
 from fedloom.engines.charging import Charging, noise_source, privacy_of_silos
-from fedloom.engines.private_training import public_batch, watched_trial
+from fedloom.engines.private_training import parameters_of, public_batch, watched_trial
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer, parameters_of
+from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.records import UNLABELLED, Batch, Federation
@@ -78,7 +78,7 @@ def test_training_equals_a_hand_written_loop(
         "local.epochs=2",
     )
     if rows is not None:
-        monkeypatch.setattr(private_training, "capacity", lambda *_: rows)
+        monkeypatch.setattr(poisson_batches, "capacity", lambda *_: rows)
     (task,) = ReferenceEngine(trainer).tasks(start, RoundContext(2, 2, (1,)))
     result = trainer.train(task)
 

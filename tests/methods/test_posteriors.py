@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.base import initial_state, site_of
+from fedloom.engines.local_state import MODEL
+from fedloom.engines.private_training import parameters_of
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import MODEL, Trainer, parameters_of
+from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.records import Federation, batch_of

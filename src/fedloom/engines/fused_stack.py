@@ -49,11 +49,6 @@ class Member:
         """How many it takes in a round."""
         return self.trainer.steps(self.index)
 
-    @cached_property
-    def counts(self) -> dict[str, float]:
-        """How many, or how many subjects, stand behind its copies of blocks, in all and per group."""
-        return self.trainer.counts(self.index)
-
     @property
     def privacy(self) -> SiloPrivacy:
         """What its records are used for under DP-SGD."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
-from fedloom.engines.training import MODEL
+from fedloom.engines.local_state import MODEL
 from fedloom.federation.records import Federation
 from fedloom.methods.steps import ServerState
 from fedloom.privacy.accounts import Chain

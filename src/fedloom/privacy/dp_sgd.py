@@ -117,7 +117,7 @@ class DPSGD:
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
         others = {name: parameter for name, parameter in parameters.items() if name not in private}
-        plain = _plain_sum(values, mask / self.expected, others) if others else {}
+        plain = plain_sum(values, mask / self.expected, others)
         total = self.clip({name: form for name, form in forms().items() if name in private}, mask, bound, subject)
         unreached = {n: torch.zeros_like(p) for n, p in private.items() if n not in total.gradients}
         gradients = {**unreached, **total.gradients, **plain}
@@ -190,7 +190,10 @@ def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]
     return {**views, "": parts[-1].squeeze(-1)}
 
 
-def _plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the sum of losses that nothing guards; the losses' graph is used again."""
+    if not parameters:
+        return {}
     rows = torch.autograd.grad(
         (values * mask).sum(), list(parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
     )
