@@ -100,6 +100,7 @@ class DataConfig:
 
     source: str = "mixed-mnist-sample"  # 'fedloom list datasets' names them
     path: str = ""  # where it lies, if it does not know; relative to where the command is called
+    public: bool = field(default=False, metadata=LATER)  # these records are public, whatever the source says
     layout: Literal["federated", "centralised"] = "federated"  # "centralised": one silo holds all records
     # 'fedloom list partitions' names them; "auto": "natural" where the source knows who holds what, else "groups"
     partition: str = "auto"
@@ -266,9 +267,9 @@ class Config:
         return tomli_w.dumps(self.to_mapping())
 
     def digest(self) -> str:
-        """What identifies the experiment: a hash over everything but its name, where it runs and whence its noise."""
+        """What identifies the experiment: a hash over what its numbers depend on, but for whence its noise comes."""
         tree = self.to_mapping()
-        del tree["engine"], tree["name"], tree["privacy"]["noise"]
+        del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"]
         _leave_out_later_defaults(self, tree)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

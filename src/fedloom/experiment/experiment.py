@@ -20,6 +20,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.origin import origin_of
 from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation
@@ -92,7 +93,7 @@ class Experiment:
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
-        folder = RunFolder.create(Path(out), self.config)
+        folder = RunFolder.create(Path(out), self.config, origin_of(self.config, self.federation))
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedloom.config import DataConfig
 from fedloom.errors import DataError
 from fedloom.modalities.base import Modality, modality_of
 
@@ -207,6 +208,7 @@ class Federation:
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
+    described: DataConfig | None = None  # the settings that it was built from; None: records in memory, or elsewhere
 
     def __post_init__(self) -> None:
         if not self.silos:

@@ -39,13 +39,27 @@ class PrivacySummary:
         """The same for one record (or subject) replaced by another."""
         return _largest(account.replaced for account in self.accounts)
 
+    @property
+    def delta(self) -> float | None:
+        """The largest of the silos'; None where nothing was spent."""
+        return max((account.budget.delta for account in self.accounts), default=None)
+
+    @property
+    def line(self) -> str:
+        """The one line with which every command says what holds."""
+        return f"privacy: {self.guarantee}"
+
+    def in_short(self) -> dict[str, Any]:
+        """The key ``privacy`` of every command's ``--json``."""
+        return {"guarantee": self.guarantee, "epsilon": self.epsilon, "delta": self.delta}
+
     def to_mapping(self) -> dict[str, Any]:
         """What reports, cards and ``--json`` show, as plain JSON values."""
         return {
             "guarantee": self.guarantee,
             "epsilon": self.epsilon,
             "epsilon_replaced": self.replaced,
-            "delta": max((account.budget.delta for account in self.accounts), default=None),
+            "delta": self.delta,
             **{name.replace(" ", "_"): text for name, text in self.parts.items()},
             # Reports are handed on, and whoever guesses records could tell from their digest that he is right.
             "silos": [{k: v for k, v in account.to_mapping().items() if k != "data"} for account in self.accounts],
