@@ -56,7 +56,7 @@ def card_of(provenance: Provenance, **changes: Any) -> tuple[dict[str, Any], str
 
 
 def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(private: Run) -> None:
-    found = provenance_of(private)
+    found = provenance_of(private.folder)
     assert found.objections == ()
     assert (found.silos, found.rounds, found.epsilon) == (2, 3, spent(private))
     check_risk(found, private.folder, accepted=False)
@@ -83,7 +83,7 @@ def test_noise_that_a_seed_gives_is_no_guarantee(private: Run, tmp_path: Path) -
     seeded = replace(private.config, privacy=replace(private.config.privacy, noise="test"))
     asked_for = train(seeded, tmp_path / "seeded", labelled_federation())
     for run, why in ((old, "an older version drew the run's noise from its seed"), (asked_for, "experiment's seed")):
-        found = provenance_of(run)
+        found = provenance_of(run.folder)
         assert (found.epsilon, "noise" in found.privacy) == (None, False)
         assert found.guarantee.startswith("no DP guarantee")
         assert why in found.guarantee
@@ -92,7 +92,7 @@ def test_noise_that_a_seed_gives_is_no_guarantee(private: Run, tmp_path: Path) -
 
 
 def test_a_run_without_a_guarantee_needs_the_flag_and_its_card_says_so(images: Run, tmp_path: Path) -> None:
-    found = provenance_of(images)
+    found = provenance_of(images.folder)
     assert found.objections == ("no DP guarantee",)
     with pytest.raises(ConfigError, match=r"is not handed on \(no DP guarantee\); --accept-risk does it all the same"):
         synthesize(images, tmp_path / "out", SynthesisOrder(records=2, form="npz"))
@@ -111,7 +111,7 @@ def test_a_private_run_without_its_ledger_can_show_nothing(
     run = copied(private)
     run.folder.ledger.unlink()
     run.folder.note({"engine_choice": {"name": engine}})
-    found = provenance_of(run)
+    found = provenance_of(run.folder)
     assert (found.epsilon, found.delta) == (None, None)
     (objection,) = found.objections
     assert objection.startswith("no DP guarantee can be shown: the run has no ledger")
@@ -122,7 +122,7 @@ def test_a_private_run_without_its_ledger_can_show_nothing(
 def test_canaries_and_a_refuted_epsilon_stand_against_a_run(private: Run, copied: Changed) -> None:
     run = copied(private)
     run.folder.record_audit({"round": 2, "refuted": True, "sentences": ["canaries: epsilon is at least 9"]})
-    found = provenance_of(reconfigured(run, replace(run.config, audit=AuditConfig(canaries=30))))
+    found = provenance_of(reconfigured(run, replace(run.config, audit=AuditConfig(canaries=30))).folder)
     canaries, refuted = found.objections
     assert canaries.startswith("not for release: 30 canaries")
     assert refuted == "an audit refuted the epsilon that is claimed"
@@ -138,7 +138,7 @@ def test_canaries_and_a_refuted_epsilon_stand_against_a_run(private: Run, copied
     ],
 )
 def test_a_silos_policy_is_kept_to(limits: Limits, objections: int, private: Run) -> None:
-    found = provenance_of(private, [Limits(100.0, 0.5), limits]).objections
+    found = provenance_of(private.folder, [Limits(100.0, 0.5), limits]).objections
     assert len(found) == objections
     for objection in found:
         assert objection.startswith(f"a silo's policy allows epsilon {limits.epsilon:g} at delta {limits.delta:g}")
@@ -146,7 +146,7 @@ def test_a_silos_policy_is_kept_to(limits: Limits, objections: int, private: Run
 
 
 def test_where_no_epsilon_is_known_no_policy_is_kept_to(images: Run) -> None:
-    assert len(provenance_of(images, [Limits(100.0, 0.5)]).objections) == 2
+    assert len(provenance_of(images.folder, [Limits(100.0, 0.5)]).objections) == 2
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_only_a_finished_run_is_handed_on(state: str, words: str, images: Run, c
     if state:
         run.folder.end(state, 2, "loss exploded")
     with pytest.raises(RunFolderError, match=words):
-        provenance_of(run)
+        provenance_of(run.folder)
 
 
 def test_quality_is_that_of_the_released_round_and_of_no_single_silo(images: Run, copied: Changed) -> None:
     run = copied(images)
     run.folder.record_evaluation(2, {"frechet/x/n5/group=mnist": 12.25, "elbo/n5/silo=mnist-0": -1.0}, 0.1)
     run.folder.record_evaluation(1, {"kernel/x/n5/group=mnist": 3.0}, 0.1)
-    found = provenance_of(run)
+    found = provenance_of(run.folder)
     assert {key.partition("/")[0] for key in found.metrics} == {"spread", "frechet"}
     text = card_of(found)[1]
     assert "| metric | mnist | fashion-mnist | key |" in text
@@ -175,7 +175,7 @@ def test_quality_is_that_of_the_released_round_and_of_no_single_silo(images: Run
 
 def test_a_name_cannot_break_the_card(images: Run) -> None:
     name = 'a: "b"\n---\n# <script>|'
-    header, text = card_of(replace(provenance_of(images), name=name), counts={"x|y\n| z": {"": 1}}, format="npz")
+    header, text = card_of(replace(provenance_of(images.folder), name=name), counts={"x|y\n| z": {"": 1}}, format="npz")
     assert header["pretty_name"] == f"{name} (synthetic)"
     assert (header["license"], header["size_categories"]) == ("cc-by-4.0", ["1K<n<10K"])
     assert "configs" not in header  # Hugging Face reads no npz

@@ -79,7 +79,7 @@ def export(
     if form not in FORMATS:
         raise ConfigError("--format: " + unknown("format", form, FORMATS))
     check_place(out)
-    provenance = provenance_of(run, limits)
+    provenance = provenance_of(run.folder, limits)
     generator = run.generator()
     first = pathway_of(generator)
     check_risk(provenance, run.folder, accept_risk)
