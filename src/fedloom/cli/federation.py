@@ -45,8 +45,8 @@ def init(
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.charter import Charter
     from fedloom.deployment.directories import ServerDirectory, ServerSettings
-    from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
+    from fedloom.privacy.signatures import fingerprint
 
     if modality:
         from fedloom.modalities.base import MODALITIES
@@ -83,7 +83,8 @@ def enroll(
 ) -> None:
     """Accept an invitation: the silo's key is made here, and only its public half is to be sent back."""
     from fedloom.deployment.directories import Invitation, SiloDirectory
-    from fedloom.deployment.keys import fingerprint, read_public_key
+    from fedloom.deployment.keys import read_public_key
+    from fedloom.privacy.signatures import fingerprint
 
     found = Invitation.read(invitation)
     home = SiloDirectory.create(folder or Path(found.silo), found)

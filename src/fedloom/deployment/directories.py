@@ -11,7 +11,6 @@ import tomli_w
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.keys import (
-    fingerprint,
     make_authority,
     make_node_key,
     make_server_certificate,
@@ -20,6 +19,7 @@ from fedloom.deployment.keys import (
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
+from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
 from fedloom.settings import at_least, parse, read_toml
 

@@ -106,6 +106,11 @@ class RunFolder:
         """Where a simulated run under DP-SGD keeps account of what it spent."""
         return self.path / "ledger.sqlite"
 
+    @property
+    def statements(self) -> Path:
+        """Where the signed statements of a federation's silos lie, once its run has ended."""
+        return self.path / "statements.json"
+
     def secret(self) -> bytes:
         """What a private run's noise is drawn from: made at its start, and gone as soon as it has ended."""
         path = self.path / SECRET_FILE
