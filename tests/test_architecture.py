@@ -26,7 +26,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"methods", "runs"},
     {"engines", "evaluation"},
     {"reports", "release"},
-    {"experiment", "embedding"},
+    {"experiment", "embedding", "certificate"},
     {"sweep", "deployment", "audit", "downstream"},
     {"reproduction"},
     {"cli", "studio", "__main__"},

@@ -6,26 +6,32 @@ import re
 from collections.abc import Iterable
 
 EXPLAINED = {
-    "differential privacy": "a mathematical promise: results come out nearly alike whether or not one particular record "
-    "is in the data, because random noise is added",
+    "differential privacy": "a mathematical promise that results come out nearly alike whether or not a certain record is "
+    "in the data, kept by adding noise",
     "DP": "differential privacy",
-    "epsilon": "how far results may change what somebody believes about one record; 0 is not at all, and smaller is "
-    "safer",
-    "delta": "the chance that the bound which epsilon sets does not hold",
-    "noise": "random numbers that are added so that nobody can tell what one record contributed",
+    "epsilon": "how much surer results can make anybody about one record; 0 is not at all, and less is safer",
+    "delta": "the chance that the limit which epsilon sets does not hold",
+    "noise": "random numbers that hide what a single record contributed",
     "silo": "an organisation whose records stay on its own machine",
-    "server": "the machine that puts together what silos send; it never sees records",
-    "record": "one entry of the data, such as one picture or one row of a table",
-    "round": "one exchange between the silos and the server",
-    "method": "the procedure by which the generators learned",
-    "generator": "a program that learned from records and makes artificial ones",
+    "server": "the machine that puts together what silos send, and never sees a record",
+    "federation": "the silos and their server",
+    "record": "one entry of the data, such as a picture or a row of a table",
+    "round": "one exchange between silos and server",
+    "method": "the procedure of learning",
+    "generator": "a program that has learned from records and makes artificial ones",
+    "model": "what a generator consists of: numbers that were learned",
     "simulation": "one machine that plays all silos and the server",
-    "ledger": "a list of everything that was spent of a privacy budget, written before it is spent",
+    "ledger": "the list of all that was spent on a silo's data, written before it was spent",
     "statement": "what a silo declares to have spent on its data, with a signature that nobody else can make",
-    "fingerprint": "a short form of a silo's public key; ask the silo itself whether it is the right one",
-    "canary": "an artificial or held-back record that is put among the others to see whether an attack finds it",
-    "checksum": "a number computed from a file, by the rule SHA-256, which changes with every change of the file",
-    "card": "the page of explanations that is handed on together with results",
+    "fingerprint": "a short form of the key by which a silo signs",
+    "canary": "a record that is put among the others to see whether an attack finds it",
+    "membership": "an attack that asks whether a record was learned from",
+    "held-out": "kept aside, not learned from",
+    "outlier": "a record unlike the others",
+    "confidence": "how often a method of measuring is right",
+    "accept-risk": "what somebody adds to the command that hands results on, and answers for",
+    "card": "the page of explanations that goes with results",
+    "checksum": "a number computed from a file (by the rule SHA-256) that any change of the file changes",
 }
 _PLURALS = {"canary": "canaries"}
 

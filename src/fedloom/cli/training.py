@@ -99,7 +99,7 @@ def resume(
         from fedloom.cli.progress import RoundProgress
     run_folder = experiment.load(folder).folder
     ended = run_folder.status["state"] != "unfinished"
-    if federation is None and run_folder.environment.get("engine_choice", {}).get("name") == "flower":
+    if federation is None and run_folder.is_deployed:
         raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
     if federation is not None:
         from fedloom.deployment.directories import ServerDirectory

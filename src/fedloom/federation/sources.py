@@ -45,6 +45,7 @@ class Source:
     description: str
     load: Callable[[str], Dataset]
     public: bool = False
+    medical: bool = False  # whether its records are patients'
 
 
 def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]) -> Dataset:
@@ -117,10 +118,12 @@ _OWN = {
     "camelyon17": Source(
         "Camelyon17 in the WILDS folder data.path: hospitals as silos, the official test hospital held out",
         lambda path: load_camelyon(path, "official"),
+        medical=True,
     ),
     "camelyon17-hospitals": Source(
         "Camelyon17 in the WILDS folder data.path: all five hospitals as silos, patients of each held out",
         lambda path: load_camelyon(path, "patients"),
+        medical=True,
     ),
 }
 SOURCES: Registry[Source] = Registry("source", "fedloom.sources", Source, lambda: _OWN)

@@ -68,9 +68,13 @@ class PrivacySummary:
 
 def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     """What a run's settings and the ledger in its folder say; before the first round there is no ledger."""
+    return summary_of(settings, *(_read(ledger) if ledger.is_file() else ((), "")))
+
+
+def summary_of(settings: PrivacyConfig, accounts: tuple[Account, ...], problem: str = "") -> PrivacySummary:
+    """What settings and silos' accounts say; ``problem``: why no epsilon holds, if so."""
     if settings.mechanism == "none":
         return PrivacySummary(NONE, {"mechanism": "none"}, ())
-    accounts, problem = _read(ledger) if ledger.is_file() else ((), "")
     unit = settings.unit
     several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
     replaced = _largest(account.replaced for account in accounts)

@@ -85,7 +85,8 @@ def provenance_of(folder: RunFolder, limits: Sequence[Limits] = ()) -> Provenanc
     summary = standing.summary
     privacy = dict(summary.parts)
     if summary.epsilon is not None:
-        privacy = {"promise": standing.promise, **privacy, "noise": THROWN_AWAY}
+        privacy = {"promise": standing.promise, **privacy}
+        privacy |= {} if folder.is_deployed else {"noise": THROWN_AWAY}
     return Provenance(
         name=config.name,
         config=config.digest_without_seed(),

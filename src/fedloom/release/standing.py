@@ -10,7 +10,9 @@ from fedloom.runs.folder import RunFolder
 from fedloom.runs.guarantee import guarantee_of
 
 ONE_MACHINE = "one machine computed all silos' noise from a fast generator and nobody signed for it"
-STUDY = f"a simulation on data that are not public: {ONE_MACHINE}; it is a study, not a promise to the people in the data"
+STUDY = (
+    f"a simulation on data that are not public: {ONE_MACHINE}; it is a study, not a promise to the people in the data"
+)
 
 
 class Worth(StrEnum):
@@ -19,6 +21,13 @@ class Worth(StrEnum):
     NONE = "none"  # no epsilon holds
     STUDY = "study"  # simulated, on data that are not public
     SIMULATION = "simulation"  # simulated, on public data
+    SIGNED = "signed"  # by every silo that took part
+
+PROMISES = {
+    Worth.STUDY: STUDY,
+    Worth.SIMULATION: f"a simulation on public data: {ONE_MACHINE}",
+    Worth.SIGNED: "signed by every silo that took part, with noise of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,7 @@ class Standing:
     @property
     def promise(self) -> str:
         """Who promises it, in words; empty where there is nothing to promise."""
-        told = {Worth.STUDY: STUDY, Worth.SIMULATION: f"a simulation on public data: {ONE_MACHINE}"}
-        return told.get(self.worth, "")
+        return PROMISES.get(self.worth, "")
 
 
 def standing_of(folder: RunFolder) -> Standing:
@@ -45,4 +53,6 @@ def standing_of(folder: RunFolder) -> Standing:
     summary = guarantee_of(folder)
     if summary.epsilon is None:
         return Standing(Worth.NONE, summary)
+    if folder.is_deployed:
+        return Standing(Worth.SIGNED, summary)
     return Standing(Worth.SIMULATION if folder.data_source.public else Worth.STUDY, summary)

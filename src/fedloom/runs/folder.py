@@ -43,6 +43,8 @@ class DataSource:
     name: str  # of the source, or where the records were instead
     digest: str = ""  # of the federation; empty: an older version did not write it down
     public: bool = False  # whether everybody has the records
+    medical: bool = False  # whether the source is known to hold records of patients
+    knows_subjects: bool = False  # whether all silos' records say whose they are
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class RunFolder:
         found = self.environment.get(DATA)
         known = DataSource(**found) if found else DataSource(self.config.data.source)
         return replace(known, public=known.public or self.config.data.public)
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether its silos are machines of their own."""
+        return bool(self.environment.get("engine_choice", {}).get("name") == "flower")
 
     @property
     def ledger(self) -> Path:

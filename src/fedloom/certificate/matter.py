@@ -1,0 +1,119 @@
+"""What a certificate is about, in plain values; every sentence follows from these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from fedloom.errors import ConfigError
+from fedloom.privacy.statements import Bundle, read_bundle
+from fedloom.release.provenance import participants, provenance_of
+from fedloom.release.standing import Worth, standing_of
+from fedloom.runs.checkpoint import folder_of
+from fedloom.runs.files import digest_of_file
+from fedloom.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Approval:
+    """Who has approved, as whom, and when."""
+
+    name: str
+    role: str
+    date: str
+
+    @classmethod
+    def of(cls, text: str) -> Approval:
+        """What ``--approval "name, role, date"`` says."""
+        parts = [part.strip() for part in text.split(",")]
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(f"--approval = '{text}' must be \"name, role, date\"")
+        try:
+            date.fromisoformat(parts[2])
+        except ValueError as error:
+            raise ConfigError(f"--approval = '{text}' must end with a date such as 2026-05-31") from error
+        return cls(*parts)
+
+
+@dataclass(frozen=True)
+class SignedFigure:
+    """What one silo has signed, by which key."""
+
+    silo: str
+    fingerprint: str
+    epsilon: float
+    delta: float
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matter:
+    """A finished run, as far as a certificate tells of it."""
+
+    run: str
+    started: str  # a date
+    method: str
+    rounds: int
+    data: str  # by name
+    public: bool
+    medical: bool
+    knows_subjects: bool  # whether the data say whose each record is
+    silos: tuple[str, ...]  # that took part
+    deployed: bool
+    blocks: tuple[str, ...]  # parts of the model that left
+    payloads: tuple[str, ...]  # and what else did
+    bytes: int
+    validation: bool  # whether records were kept aside
+    worth: Worth
+    guarantee: str
+    objections: tuple[str, ...]  # but for what the worth says already
+    unit: str
+    trust: str
+    tolerated: int
+    epsilon: float | None
+    delta: float | None
+    audit: tuple[str, ...]
+    signed: tuple[SignedFigure, ...]
+    approvals: tuple[Approval, ...]
+    checksums: Mapping[str, str]
+
+
+def matter_of(folder: RunFolder, approvals: Sequence[Approval] = ()) -> Matter:
+    """Read it from a finished run's folder."""
+    provenance, standing, data = provenance_of(folder), standing_of(folder), folder.data_source
+    settings, sent = folder.config.privacy, folder.egress()
+    files = [folder_of(folder.path, folder.rounds_done) / "server.safetensors", folder.statements]
+    return Matter(
+        run=provenance.name,
+        started=str(folder.environment.get("started", ""))[:10],
+        method=provenance.method,
+        rounds=provenance.rounds,
+        data=data.name,
+        public=data.public,
+        medical=data.medical,
+        knows_subjects=data.knows_subjects,
+        silos=participants(folder),
+        deployed=folder.is_deployed,
+        blocks=tuple(dict.fromkeys(name.partition("@")[0] for row in sent for name in row["blocks"])),
+        payloads=tuple(dict.fromkeys(name for row in sent for name in row["payloads"])),
+        bytes=sum(row["bytes"] for row in sent),
+        validation=folder.config.data.validation > 0,
+        worth=standing.worth,
+        guarantee=provenance.guarantee,
+        objections=tuple(said for said in provenance.objections if said != standing.objection),
+        unit=settings.unit,
+        trust=settings.trust,
+        tolerated=settings.tolerated,
+        epsilon=provenance.epsilon,
+        delta=provenance.delta,
+        audit=provenance.audit,
+        signed=_signed(read_bundle(folder.statements)) if standing.worth is Worth.SIGNED else (),
+        approvals=tuple(approvals),
+        checksums={file.relative_to(folder.path).as_posix(): digest_of_file(file) for file in files if file.is_file()},
+    )
+
+
+def _signed(bundle: Bundle) -> tuple[SignedFigure, ...]:
+    bodies = [statement.body for statement in bundle.statements]
+    return tuple(SignedFigure(each.silo, each.key, each.epsilon, each.delta, each.date[:10]) for each in bodies)
