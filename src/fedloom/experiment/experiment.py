@@ -88,6 +88,7 @@ class Experiment:
 
     def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
+        self.config.privacy.check_mechanism()
         check_trackers(self.config)
         evaluator = self._evaluator()  # complains before the folder exists
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
