@@ -32,9 +32,9 @@ class Certificate:
     @property
     def tone(self) -> str:
         """How the first sentence is to be taken: good, careful or bad."""
-        if self.matter.worth is Worth.NONE or self.matter.objections:
+        if self.matter.worth == Worth.NONE or self.matter.objections:
             return "bad"
-        return "good" if self.matter.worth is Worth.SIGNED else "careful"
+        return "good" if self.matter.worth == Worth.SIGNED and not self.matter.is_vacuous else "careful"
 
     @cached_property
     def verdict(self) -> str:
@@ -46,8 +46,7 @@ class Certificate:
         """Questions and answers; the last explains the words that the others use."""
         asked = sections_about(self.matter)
         words = words_used([self.title, self.verdict, *_texts(asked)])
-        explained = "; ".join(f"{word}: {meaning}" for word, meaning in words.items())
-        return (*asked, Section("What do the words mean?", (f"{explained}.",)))
+        return (*asked, Section("What do the words mean?", (), (), tuple(words.items())))
 
     @property
     def footer(self) -> str:
@@ -67,9 +66,14 @@ class Certificate:
             "fedloom": fedloom.__version__,
             "verdict": self.verdict,
             "sections": [asdict(section) for section in self.sections],
-            "matter": asdict(self.matter),
+            "matter": self.matter.to_mapping(),
             "statements": self.statements,
         }
+
+
+def glued(text: str) -> str:
+    """As it is drawn: a number and its % stay on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _texts(sections: tuple[Section, ...]) -> Iterator[str]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 EXPLAINED = {
-    "differential privacy": "a mathematical promise that results come out nearly alike whether or not a certain record is "
-    "in the data, kept by adding noise",
+    "differential privacy": "a mathematical promise that results come out nearly alike whether or not a certain record "
+    "is in the data, kept by adding noise",
     "DP": "differential privacy",
     "epsilon": "how much surer results can make anybody about one record; 0 is not at all, and less is safer",
     "delta": "the chance that the limit which epsilon sets does not hold",
@@ -29,7 +29,7 @@ EXPLAINED = {
     "held-out": "kept aside, not learned from",
     "outlier": "a record unlike the others",
     "confidence": "how often a method of measuring is right",
-    "accept-risk": "what somebody adds to the command that hands results on, and answers for",
+    "--accept-risk": "what somebody adds to the command that hands results on, and answers for",
     "card": "the page of explanations that goes with results",
     "checksum": "a number computed from a file (by the rule SHA-256) that any change of the file changes",
 }

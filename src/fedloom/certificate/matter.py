@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
+from typing import Any
 
+from fedloom.certificate.odds import ALMOST_NOTHING, certainty
 from fedloom.errors import ConfigError
 from fedloom.privacy.statements import Bundle, read_bundle
 from fedloom.release.provenance import participants, provenance_of
@@ -13,6 +16,7 @@ from fedloom.release.standing import Worth, standing_of
 from fedloom.runs.checkpoint import folder_of
 from fedloom.runs.files import digest_of_file
 from fedloom.runs.folder import RunFolder
+from fedloom.settings import parse
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class SignedFigure:
 
     silo: str
     fingerprint: str
+    unit: str
     epsilon: float
     delta: float
     date: str
@@ -65,18 +70,37 @@ class Matter:
     payloads: tuple[str, ...]  # and what else did
     bytes: int
     validation: bool  # whether records were kept aside
-    worth: Worth
+    worth: str  # one of Worth
     guarantee: str
     objections: tuple[str, ...]  # but for what the worth says already
     unit: str
     trust: str
     tolerated: int
-    epsilon: float | None
-    delta: float | None
+    epsilon: float = math.inf  # infinite: no bound holds
+    delta: float = 0.0
     audit: tuple[str, ...]
     signed: tuple[SignedFigure, ...]
     approvals: tuple[Approval, ...]
-    checksums: Mapping[str, str]
+    checksums: dict[str, str]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some epsilon holds, whoever promises it."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Whether the bound is so wide that it hardly holds anybody back."""
+        return certainty(self.epsilon, self.delta) > ALMOST_NOTHING
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values; what is infinite is null, as JSON has no such number."""
+        return {**asdict(self), "epsilon": self.epsilon if self.is_bounded else None}
+
+    @classmethod
+    def of(cls, mapping: Mapping[str, Any]) -> Matter:
+        """Read back what :meth:`to_mapping` gave, once it has been through JSON."""
+        return parse(cls, {key: value for key, value in mapping.items() if value is not None})
 
 
 def matter_of(folder: RunFolder, approvals: Sequence[Approval] = ()) -> Matter:
@@ -105,15 +129,16 @@ def matter_of(folder: RunFolder, approvals: Sequence[Approval] = ()) -> Matter:
         unit=settings.unit,
         trust=settings.trust,
         tolerated=settings.tolerated,
-        epsilon=provenance.epsilon,
-        delta=provenance.delta,
+        epsilon=math.inf if provenance.epsilon is None else provenance.epsilon,
+        delta=provenance.delta or 0.0,
         audit=provenance.audit,
-        signed=_signed(read_bundle(folder.statements)) if standing.worth is Worth.SIGNED else (),
+        signed=signed_figures(read_bundle(folder.statements)) if standing.worth is Worth.SIGNED else (),
         approvals=tuple(approvals),
         checksums={file.relative_to(folder.path).as_posix(): digest_of_file(file) for file in files if file.is_file()},
     )
 
 
-def _signed(bundle: Bundle) -> tuple[SignedFigure, ...]:
+def signed_figures(bundle: Bundle) -> tuple[SignedFigure, ...]:
+    """What the silos of a bundle have signed, one by one."""
     bodies = [statement.body for statement in bundle.statements]
-    return tuple(SignedFigure(each.silo, each.key, each.epsilon, each.delta, each.date[:10]) for each in bodies)
+    return tuple(SignedFigure(b.silo, b.key, b.unit, b.epsilon, b.delta, b.date[:10]) for b in bodies)

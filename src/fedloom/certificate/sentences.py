@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fedloom.certificate.matter import Matter
-from fedloom.certificate.odds import ALMOST_NOTHING, certainty, of_several, one_in, percent
+from fedloom.certificate.odds import certainty, of_several, one_in, percent
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.release.provenance import FLAG
-from fedloom.release.standing import ONE_MACHINE, Worth
+from fedloom.release.standing import Worth
 
 MOST_NAMED = 12  # silos
+ALONE = "one machine computed the noise of all silos, from a fast source of random numbers, and nobody signed for it"
+KNOWN_PAYLOADS = {"records": "how many records a silo has"}
 SEVERAL = (2, 10)  # records of one person, by which it is shown what becomes of a promise for single ones
 LINES = 3  # to sign on, where nobody has approved yet
 
@@ -30,11 +32,13 @@ class Section:
 def verdict(matter: Matter) -> str:
     """The first sentence."""
     whom = f"each {person(matter)} of every silo"
-    if matter.worth is Worth.SIGNED:
-        return f"Protected is {whom}, within the limits below, and every silo that took part has signed for it."
-    if matter.worth is Worth.STUDY:
+    if matter.worth == Worth.SIGNED:
+        if matter.is_vacuous:
+            return "Every silo that took part has signed, but for limits so wide that they promise almost nothing."
+        return f"{whom.capitalize()} is protected within the limits below, and every silo that took part has signed for it."
+    if matter.worth == Worth.STUDY:
         return "This is a study, not a promise to the people in the data: no silo has signed for it."
-    if matter.worth is Worth.SIMULATION:
+    if matter.worth == Worth.SIMULATION:
         return "This is a simulation on public data: it shows what silos could promise, and promises nothing itself."
     return f"There is no privacy guarantee: nothing limits what the results tell about a single {person(matter)}."
 
@@ -54,39 +58,46 @@ def person(matter: Matter) -> str:
 
 
 def _may_be_published(matter: Matter) -> Iterator[str]:
-    if matter.worth is Worth.SIGNED:
-        yield (
-            "As far as this certificate reaches, yes: every silo that took part has signed for what was spent on its "
-            "data. What is published cannot be called back, and the silos' own rules hold beside this page."
-            if not matter.objections
-            else "Not yet, although every silo that took part has signed for what was spent on its data."
-        )
-    elif matter.worth is Worth.SIMULATION:
+    if matter.worth == Worth.SIGNED:
+        if matter.objections:
+            yield "Not yet, although every silo that took part has signed for what was spent on its data."
+        elif matter.is_vacuous:
+            yield "The silos have agreed to it, but do not count on protection: the limits below promise almost nothing."
+        else:
+            yield (
+                "As far as this certificate reaches, yes: every silo that took part has signed for what was spent on its "
+                "data. What is published cannot be called back, and the silos' own rules hold beside this page."
+            )
+    elif matter.worth == Worth.SIMULATION:
         yield "Yes, because the records are public already." if not matter.objections else "Not yet."
-        yield f"Do not take this page for a promise about other data: {ONE_MACHINE}."
-    elif matter.worth is Worth.STUDY:
+        yield f"Do not take this page for a promise about other data: {ALONE}."
+    elif matter.worth == Worth.STUDY:
         yield "No, not as something that protects the people in the data."
-        yield f"{ONE_MACHINE.capitalize()}; whoever publishes the results answers for that alone."
+        yield f"{ALONE.capitalize()}; whoever publishes the results answers for that alone."
     else:
         yield "No, not as something that protects anybody."
-        yield f"What the program says of this run: {matter.guarantee}."
+        if matter.guarantee == NONE:
+            yield "It was learned from the records without any noise that would hide a single one."
+        else:
+            yield f"What the program says of this run: {matter.guarantee}."
     if matter.objections:
         yield f"This stands against it: {'; '.join(matter.objections)}."
     if matter.objections or matter.worth in (Worth.NONE, Worth.STUDY):
-        yield f"The program hands it on only to somebody who takes the risk by the option {FLAG}; its card then says so."
+        yield f"The program hands it on only where somebody takes the risk by the option {FLAG}; the card then says so."
 
 
 def _whose_privacy(matter: Matter) -> Iterator[str]:
     yield from _warnings(matter)
-    if matter.epsilon is None or matter.delta is None:
+    if not matter.is_bounded:
         yield f"Nobody's. A {person(matter)} from the data may be recognised in the results."
         return
-    if matter.worth is Worth.STUDY:
+    if matter.worth == Worth.STUDY:
         yield "By a promise, nobody's. What follows is what the study computed, and holds if it is believed."
     if matter.unit == "subject":
+        whom = person(matter)
         yield (
-            f"That of each {person(matter)}, at every silo, with all records that this silo has of the {person(matter)} "
-            "taken together. Who has records at several silos is protected less: the epsilons of these silos add up."
+            f"That of each {whom}, at every silo, with all records of the {whom} that this silo has. "
+            "Who has records at several silos is protected less: the epsilons of these silos add up."
         )
         return
     figures = " and ".join(
@@ -101,7 +112,7 @@ def _whose_privacy(matter: Matter) -> Iterator[str]:
 
 
 def _warnings(matter: Matter) -> Iterator[str]:
-    if matter.unit == "subject" or matter.epsilon is None:
+    if matter.unit == "subject" or not matter.is_bounded:
         return
     if matter.medical:
         yield (
@@ -113,30 +124,30 @@ def _warnings(matter: Matter) -> Iterator[str]:
 
 
 def _how_strong(matter: Matter) -> Iterator[str]:
-    if matter.epsilon is None or matter.delta is None:
+    if not matter.is_bounded:
         return
     sure, whom = certainty(matter.epsilon, matter.delta), person(matter)
     yield (
-        f"An observer who was 50 % sure that a certain {whom} is in the data can become at most {percent(sure)} sure by "
-        "all that left the silos. At 50 % nothing would have been learned, at 100 % everything."
+        f"An observer who was 50 % sure that a certain {whom} is in the data can become at most {percent(sure)} sure "
+        "by all that left the silos. At 50 % nothing would have been learned, at 100 % everything."
     )
     yield (
         f"This is what epsilon {format_epsilon(matter.epsilon)} and delta {matter.delta:g} mean: epsilon limits how "
         "much surer anybody becomes, and delta is the chance that this limit does not hold, "
-        f"{one_in(matter.delta)}. They are those of the silo that has spent most."
+        f"at most {one_in(matter.delta)}. They are those of the silo that has spent most."
     )
-    if sure > ALMOST_NOTHING:
+    if matter.is_vacuous:
         yield "This bound alone promises almost nothing: only attacks can show how much the results give away."
 
 
 def _what_an_attacker_needs(matter: Matter) -> Iterator[str]:
-    if matter.worth is Worth.NONE:
+    if matter.worth == Worth.NONE:
         yield (
             "Nothing but the results, and patience: a generator can hold single records, and whoever has it can look "
             "for them."
         )
         return
-    if matter.worth is Worth.SIGNED:
+    if matter.worth == Worth.SIGNED:
         yield (
             "To pass these odds: a silo's own machine, its people, or a fault in the program. All that left the silos "
             "is not enough, with any computer and with all other records known."
@@ -148,7 +159,7 @@ def _what_an_attacker_needs(matter: Matter) -> Iterator[str]:
         return
     yield (
         "To pass these odds: the machine of the simulation, which held all records and all noise, its people, a fault "
-        "in the program, or a weakness of the noise, which came from a fast generator of random numbers that is not made "
+        "in the program, or a weakness of the noise, which came from a fast source of random numbers that is not made "
         "to resist attackers. The secret behind it was thrown away at the end."
     )
     if matter.trust == "local":
@@ -163,22 +174,23 @@ def _what_an_attacker_needs(matter: Matter) -> Iterator[str]:
 def _what_left(matter: Matter) -> Iterator[str]:
     named = ", ".join(matter.silos[:MOST_NAMED])
     more = f" and {len(matter.silos) - MOST_NAMED:,} more" if len(matter.silos) > MOST_NAMED else ""
-    marked = "which are public" if matter.public else "which are not marked as public"
+    marked = "public" if matter.public else "not marked as public"
     yield (
-        f"Learned from: {matter.data}, {marked}, by the method {matter.method}, in {_count(matter.rounds, 'round')}. "
+        f"Learned from: {matter.data} ({marked}), by the method {matter.method}, in {_count(matter.rounds, 'round')}. "
         f"Took part: {_count(len(matter.silos), 'silo')} ({named}{more})."
     )
+    payloads = [KNOWN_PAYLOADS.get(name, name) for name in matter.payloads]
     parts = "; ".join(
         f"{name}: {', '.join(found)}"
-        for name, found in (("parts of the model", matter.blocks), ("beside them", matter.payloads))
+        for name, found in (("parts of the model", matter.blocks), ("beside them", payloads))
         if found
     )
     left = "Left the silos" if matter.deployed else "Would leave the silos (here one machine held everything)"
-    yield f"{left}: {matter.bytes:,} bytes ({parts}). Did not leave: the records, and anything else that is not named here."
+    yield f"{left}: {matter.bytes:,} bytes ({parts}). Did not leave: the records, and all that is not named."
 
 
 def _what_is_outside(matter: Matter) -> Iterator[str]:
-    if matter.worth is Worth.NONE:
+    if matter.worth == Worth.NONE:
         return
     counted = "records" if matter.unit == "record" else f"{person(matter)}s"
     stay = "stay at the silo" if matter.deployed else "are shown by this simulation"
@@ -195,7 +207,7 @@ def _what_attacks_found(matter: Matter) -> Iterator[str]:
     if not matter.audit:
         yield "Nobody has attacked the results to test what is said here."
         return
-    claimed = "nothing" if matter.epsilon is None else f"epsilon {format_epsilon(matter.epsilon)}"
+    claimed = f"epsilon {format_epsilon(matter.epsilon)}" if matter.is_bounded else "nothing"
     yield f"Claimed is {claimed}. Found was: {'; '.join(matter.audit)}. An attack that fails is no evidence of privacy."
 
 

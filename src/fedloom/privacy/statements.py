@@ -138,11 +138,17 @@ class Bundle:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle in a file, byte for byte as :meth:`Bundle.to_bytes` writes it; :func:`verify` says if it is true."""
+    """The bundle in a file; :func:`verify` says whether it is true."""
     try:
-        data = path.read_bytes()
+        return bundle_of(path.read_bytes())
     except OSError as error:
         raise FedloomError(f"cannot read {path}: {error.strerror}") from error
+    except FedloomError as error:
+        raise FedloomError(f"{path}: {error}") from error
+
+
+def bundle_of(data: bytes) -> Bundle:
+    """Read back what :meth:`Bundle.to_bytes` gave, byte for byte; anything else is refused."""
     try:
         tree = json.loads(data)
         schema = tree.pop("schema")
@@ -153,7 +159,7 @@ def read_bundle(path: Path) -> Bundle:
         if found.to_bytes() != data:
             raise ValueError("it is not written as fedloom writes it, byte for byte")
     except (FedloomError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FedloomError(f"{path} is no bundle of statements: {error}") from error
+        raise FedloomError(f"this is no bundle of statements: {error}") from error
     return found
 
 

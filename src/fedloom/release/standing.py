@@ -23,6 +23,7 @@ class Worth(StrEnum):
     SIMULATION = "simulation"  # simulated, on public data
     SIGNED = "signed"  # by every silo that took part
 
+
 PROMISES = {
     Worth.STUDY: STUDY,
     Worth.SIMULATION: f"a simulation on public data: {ONE_MACHINE}",
