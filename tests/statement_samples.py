@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedloom.config import load_config
 from fedloom.privacy.accounting import Budget, Event, Gaussian, default_delta, to_mapping
+from fedloom.privacy.accounts import ChargedRelease
 from fedloom.privacy.signatures import fingerprint, public_line
-from fedloom.privacy.statement_body import ChargedRelease
 from fedloom.privacy.statements import Bundle, Statement, digest_of, signed_statement
 
 SILOS, UNITS, ROUNDS = ("east", "west"), 100, 2

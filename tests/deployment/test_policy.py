@@ -24,8 +24,8 @@ from fedloom.deployment.worker import service
 from fedloom.engines.base import site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
-from fedloom.engines.flower.work import Order
+from fedloom.engines.flower.silo import Grant, SiloService
+from fedloom.engines.flower.work import Order, RefusedError
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation

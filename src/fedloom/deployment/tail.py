@@ -17,7 +17,7 @@ from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 
 TICK, ASK_FLOWER = 1.0, 20.0  # seconds
-TROUBLE = {"failed", "refused", "rejected", "late", "missing"}
+TROUBLE = {"failed", "refused", "rejected", "late", "missing", "unstated"}
 
 
 def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[str], None]) -> None:

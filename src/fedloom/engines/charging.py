@@ -21,7 +21,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.noise import StreamNoise, keyed
-from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, unit_numbers
+from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, number_of_units
 from fedloom.sharing.plan import Tensors
 
 
@@ -50,8 +50,7 @@ def privacy_of_silos(
         )
     privacies = []
     for index, silo in enumerate(federation.silos):
-        subject = unit_numbers(silo, config.privacy.unit)
-        units = len(silo) if subject is None else int(subject.max()) + 1
+        units = number_of_units(silo, config.privacy.unit)
         rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
         privacies.append(privacy_of_silo(config, method, silo.name, units, rounds))
     for privacy in privacies:

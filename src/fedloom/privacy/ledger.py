@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
-from fedloom.privacy.accounts import Account, Chain, ReleaseAccount
+from fedloom.privacy.accounts import Account, Chain, ChargedRelease, ReleaseAccount
 from fedloom.privacy.database import Database
 
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
@@ -254,6 +254,15 @@ class Ledger(Database):
         """Everything charged to a silo's data, over all runs, in order."""
         rows = self._rows("SELECT event, release FROM charges WHERE silo = ? ORDER BY number", silo)
         return [event_of(json.loads(event)) for event, name in rows if release in (None, name)]
+
+    def charges(self, run: str, silo: str) -> list[ChargedRelease]:
+        """What one run was charged for a silo's data, in order."""
+        rows = self._rows(
+            "SELECT round, release, attempt, event, coalesce(sha256, '') FROM charges LEFT JOIN finished"
+            " ON charge = number WHERE run = ? AND silo = ? ORDER BY number",
+            *(run, silo),
+        )
+        return [ChargedRelease(number, name, tried, json.loads(event), sha) for number, name, tried, event, sha in rows]
 
     def accounts(self) -> list[Account]:
         """The account of every silo of the ledger, by name."""

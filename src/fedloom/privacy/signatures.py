@@ -35,8 +35,9 @@ def fingerprint(data: bytes) -> str:
 def read_private_key(data: bytes) -> PrivateKey:
     """A key in OpenSSH's form, of one of the two types."""
     key = serialization.load_ssh_private_key(data, None)
-    p384 = isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)
-    if p384 or isinstance(key, ed25519.Ed25519PrivateKey):
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key
+    if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1):
         return key
     raise ConfigError(f"a key of type {type(key).__name__} signs nothing here; ECDSA by P-384 and Ed25519 are allowed")
 

@@ -65,6 +65,12 @@ def unit_numbers(silo: Silo, unit: str) -> Tensor | None:
     return compact(silo.train.subject)
 
 
+def number_of_units(silo: Silo, unit: str) -> int:
+    """How many records or subjects a silo holds, which is public."""
+    subject = unit_numbers(silo, unit)
+    return len(silo) if subject is None else int(subject.max()) + 1
+
+
 @lru_cache(maxsize=1024)  # silos are often alike
 def _calibrated(
     budget: Budget, rounds: int, kind: str, rate: float, steps: int, given: float, releases: tuple[Event, ...]

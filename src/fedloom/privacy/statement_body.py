@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from fedloom.config import Config
 from fedloom.privacy.accounting import Budget, Event, event_of
+from fedloom.privacy.accounts import ChargedRelease
 from fedloom.privacy.ledger import UPDATE
 
 
@@ -23,22 +25,11 @@ def time_of(text: str) -> datetime:
 
 
 @dataclass(frozen=True)
-class ChargedRelease:
-    """A release as the silo's ledger has it."""
-
-    round: int
-    release: str
-    attempt: int  # 0 the first time; noise that cannot be repeated makes every further one a release of its own
-    event: dict[str, Any]
-    sha256: str = ""  # of the bytes that it paid for; empty where none were finished
-
-
-@dataclass(frozen=True)
 class GrantedBudget:
     """What the silo's operator grants to all runs together."""
 
     epsilon: float = math.inf  # spending is only counted
-    delta: float = 0.0
+    delta: float = 0.0  # 0: nothing was granted, and nothing charged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +52,15 @@ class StatementBody:
     charges: tuple[ChargedRelease, ...] = ()
     left: tuple[dict[str, Any], ...] = ()  # rows as those of egress.jsonl
     version: str = ""  # of fedloom
-    key: str  # fingerprint
-    founded: str  # when the federation's authority began
-    date: str
+    # The three that are added where the key is.
+    key: str = ""  # fingerprint
+    founded: str = ""  # when the federation's authority began
+    date: str = ""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values; what is infinite is null, as JSON has no such number."""
+        granted = {"epsilon": _finite(self.granted.epsilon), "delta": self.granted.delta}
+        return {**asdict(self), "epsilon": _finite(self.epsilon), "granted": granted}
 
     @property
     def events(self) -> list[Event]:
@@ -80,6 +77,18 @@ class StatementBody:
         return Budget(self.granted.epsilon, self.granted.delta, "filter", self.unit).spent(self.events)
 
 
+def drawn_rounds(config: Config, silos: Sequence[str]) -> dict[str, list[int]]:
+    """For which rounds each silo is drawn, in public, before a run."""
+    from fedloom.federation.participation import participants  # whoever only signs needs no torch
+    from fedloom.streams import Streams
+
+    drawn: dict[str, list[int]] = {silo: [] for silo in silos}
+    for number in range(1, config.rounds + 1):
+        for index in participants(config.participation, len(silos), number, Streams(config.seed)):
+            drawn[silos[index]].append(number)
+    return drawn
+
+
 def accountant_for(charges: Collection[ChargedRelease], drawn: Collection[int]) -> Literal["pld", "filter"]:
     """By whom a run's charges may be counted: tightly where nobody could choose any of them, looking at others.
 
@@ -88,3 +97,7 @@ def accountant_for(charges: Collection[ChargedRelease], drawn: Collection[int]) 
     trained = {charge.round for charge in charges if charge.release == UPDATE}
     as_planned = not any(charge.attempt for charge in charges) and trained in (set(), set(drawn))
     return "pld" if as_planned else "filter"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -19,14 +19,12 @@ from types import MappingProxyType
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.errors import FedloomError
-from fedloom.federation.participation import participants
-from fedloom.privacy.accounting import Gaussian, NoGuarantee, default_delta
+from fedloom.errors import FedloomError, MissingExtraError
+from fedloom.privacy.accounting import NoGuarantee, default_delta
 from fedloom.privacy.ledger import PRETRAINING, UPDATE, format_epsilon
-from fedloom.privacy.statement_body import StatementBody, accountant_for, time_of
+from fedloom.privacy.statement_body import StatementBody, accountant_for, drawn_rounds, time_of
 from fedloom.privacy.summary import NONE
 from fedloom.settings import parse
-from fedloom.streams import Streams
 
 SCHEMA = 1
 DOMAIN = b"fedloom statement 1\n"  # begins what is signed, so that it can be taken for nothing else that a key signs
@@ -175,6 +173,7 @@ class Finding:
 
     silo: str  # empty: the bundle as a whole
     sentence: str
+    unguarded: bool = False  # nothing is false: the statement itself says that there is no guarantee
 
 
 def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | None = None) -> list[Finding]:
@@ -189,10 +188,7 @@ def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | No
         asked = time_of(bundle.asked)
     except (FedloomError, KeyError, TypeError, ValueError) as error:
         return [Finding("", f"the charter, the experiment or the time of asking cannot be read: {error}")]
-    drawn: dict[str, list[int]] = {silo: [] for silo in silos}
-    for number in range(1, config.rounds + 1):
-        for index in participants(config.participation, len(silos), number, Streams(config.seed)):
-            drawn[silos[index]].append(number)
+    drawn = drawn_rounds(config, silos)
     now = now or datetime.now(UTC)
     found = [Finding("", sentence) for sentence in _whole(bundle, drawn)]
     if asked > now + TOLERANCE:
@@ -200,7 +196,7 @@ def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | No
     for statement in bundle.statements:
         verification = _Verification(bundle, config, drawn, statement.body, now)
         sentences = _forgery(bundle, statement, pins) or list(verification.sentences())
-        found += [Finding(statement.silo, sentence) for sentence in sentences]
+        found += [Finding(statement.silo, each, unguarded=each.startswith(NONE)) for each in sentences]
     return found
 
 
@@ -309,8 +305,9 @@ class _Verification:
             yield f"its delta is {body.delta:g}, and {delta:g} is what was agreed"
         rate = self.config.local.batch_size / body.units
         for charge, event in zip(body.charges, body.events, strict=True):
-            trained = isinstance(event, Gaussian) and charge.release in (UPDATE, PRETRAINING)
-            if trained and not math.isclose(event.rate, rate, rel_tol=DIGITS):
+            if charge.release not in (UPDATE, PRETRAINING) or isinstance(event, NoGuarantee):
+                continue
+            if not math.isclose(event.rate, rate, rel_tol=DIGITS):
                 yield f"round {charge.round} was charged at rate {event.rate:g}; {rate:g} follows from its {body.unit}s"
 
     def _epsilon(self) -> Iterator[str]:
@@ -322,6 +319,8 @@ class _Verification:
         try:
             reasons = [event.reason for event in body.events if isinstance(event, NoGuarantee)]
             counted = body.counted
+        except MissingExtraError:
+            raise
         except (FedloomError, ValueError, ArithmeticError) as error:
             yield f"its charges cannot be counted: {error}"
             return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,10 +16,22 @@ import fedloom
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.charging import privacy_of_silos
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.frames import STATE, Frame
 from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.round_store import KeptRound, RoundStore
-from fedloom.engines.flower.work import Order, coming_down, failure, received_in, refusal, update_frame, version_of
+from fedloom.engines.flower.statement_frames import bundle_in, words_frame
+from fedloom.engines.flower.stating import words_of
+from fedloom.engines.flower.work import (
+    Order,
+    RefusedError,
+    coming_down,
+    failure,
+    received_in,
+    refusal,
+    refused,
+    update_frame,
+    version_of,
+)
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
@@ -36,19 +47,6 @@ from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.streams import Streams
 
 log = logging.getLogger(__name__)
-
-
-class RefusedError(FedloomError):
-    """The silo's operator has not agreed to this, or nobody could: what was sent is no task."""
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """What is wrong with a task itself is told: whoever sent it knows it."""
-    try:
-        yield
-    except FedloomError as error:
-        raise RefusedError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,14 @@ class SiloService:
         self._prepared: dict[Hashable, Prepared] = {}
 
     def answer(self, frame: Frame) -> Frame:
-        """An update, or why there is none.
+        """An update, or what a run has cost, or why there is neither.
 
         A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
         """
         name, came = self._silo.name, self._pacemaker.clock()
         try:
-            return self._update(frame, came)
+            self._check_version(frame)
+            return self._statement(frame) if frame.kind == STATE else self._update(frame, came)
         except RefusedError as error:
             log.warning("refused: %s", error)
             return refusal(str(error))
@@ -140,11 +139,19 @@ class SiloService:
             log.exception("failed")
             return failure(f"silo '{name}' failed; its own log says why")
 
-    def _update(self, frame: Frame, came: float) -> Frame:
+    def _check_version(self, frame: Frame) -> None:
         if version_of(frame) != fedloom.__version__:
             raise RefusedError(
                 f"the server runs fedloom {version_of(frame)}, silo '{self._silo.name}' {fedloom.__version__}"
             )
+
+    def _statement(self, frame: Frame) -> Frame:
+        """What this silo states of a run, for its node to sign."""
+        with refused():
+            bundle = bundle_in(frame)
+        return words_frame(words_of(bundle, self._federation, self._index, self._home))
+
+    def _update(self, frame: Frame, came: float) -> Frame:
         with refused():
             order = Order.of(frame)
         prepared = self._ready(order.config)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,19 @@ RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
 # No weight that was learned comes near it. The bound on a gradient holds at every scale, so no promise rests on this:
 # it keeps whoever sets weights away from the edge of what float32 holds.
 LARGEST = 1e9
+
+
+class RefusedError(FedloomError):
+    """The silo's operator has not agreed to this, or nobody could: what was sent is no task."""
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is wrong with a task itself is told: whoever sent it knows it."""
+    try:
+        yield
+    except FedloomError as error:
+        raise RefusedError(str(error)) from error
 
 
 @dataclass(frozen=True)
