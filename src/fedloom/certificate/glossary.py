@@ -9,7 +9,7 @@ EXPLAINED = {
     "differential privacy": "a mathematical promise that results come out nearly alike whether or not a certain record "
     "is in the data, kept by adding noise",
     "DP": "differential privacy",
-    "epsilon": "how much surer results can make anybody about one record; 0 is not at all, and less is safer",
+    "epsilon": "how much surer results can make anybody about one record: not at all at 0, and less is safer",
     "delta": "the chance that the limit which epsilon sets does not hold",
     "noise": "random numbers that hide what a single record contributed",
     "silo": "an organisation whose records stay on its own machine",
@@ -22,7 +22,7 @@ EXPLAINED = {
     "model": "what a generator consists of: numbers that were learned",
     "simulation": "one machine that plays all silos and the server",
     "ledger": "the list of all that was spent on a silo's data, written before it was spent",
-    "statement": "what a silo declares to have spent on its data, with a signature that nobody else can make",
+    "statement": "what a silo declares to have spent on its data, and signs",
     "fingerprint": "a short form of the key by which a silo signs",
     "canary": "a record that is put among the others to see whether an attack finds it",
     "membership": "an attack that asks whether a record was learned from",
@@ -31,7 +31,7 @@ EXPLAINED = {
     "confidence": "how often a method of measuring is right",
     "--accept-risk": "what somebody adds to the command that hands results on, and answers for",
     "card": "the page of explanations that goes with results",
-    "checksum": "a number computed from a file (by the rule SHA-256) that any change of the file changes",
+    "checksum": "a number, by the rule SHA-256, that any change of a file changes",
 }
 _PLURALS = {"canary": "canaries"}
 

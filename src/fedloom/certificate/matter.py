@@ -79,7 +79,8 @@ class Matter:
     epsilon: float = math.inf  # infinite: no bound holds
     delta: float = 0.0
     audit: tuple[str, ...]
-    signed: tuple[SignedFigure, ...]
+    has_statements: bool  # of some silos, whether they hold or not
+    signed: tuple[SignedFigure, ...]  # where all of them hold
     approvals: tuple[Approval, ...]
     checksums: dict[str, str]
 
@@ -132,6 +133,7 @@ def matter_of(folder: RunFolder, approvals: Sequence[Approval] = ()) -> Matter:
         epsilon=math.inf if provenance.epsilon is None else provenance.epsilon,
         delta=provenance.delta or 0.0,
         audit=provenance.audit,
+        has_statements=folder.statements.is_file(),
         signed=signed_figures(read_bundle(folder.statements)) if standing.worth is Worth.SIGNED else (),
         approvals=tuple(approvals),
         checksums={file.relative_to(folder.path).as_posix(): digest_of_file(file) for file in files if file.is_file()},

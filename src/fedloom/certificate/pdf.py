@@ -31,9 +31,9 @@ TONES = {"good": "#0a6b45", "careful": "#8a5200", "bad": "#a1211b"}
 MARGIN, TITLES = 16 * mm, 34 * mm
 PADDING = 6  # that reportlab leaves within a page's frame
 WIDTH = A4[0] - 2 * MARGIN
-WORDS = 30 * mm
-LEAST, MOST = 14, 44  # signs that a column is made for; longer texts take several lines
-ROW = 6 * mm  # of a table, so that there is room to write
+WORDS = 29 * mm
+LEAST, MOST = 10, 44  # signs that a column is made for; longer texts take several lines
+ROW = 5.5 * mm  # of a table, so that there is room to write
 
 for _name in (PLAIN, BOLD):
     pdfmetrics.registerFont(TTFont(_name, Path(reportlab.__file__).parent / "fonts" / f"{_name}.ttf"))
@@ -54,8 +54,8 @@ def pdf_of(certificate: Certificate) -> bytes:
         pagesize=A4,
         leftMargin=MARGIN - PADDING,
         rightMargin=MARGIN - PADDING,
-        topMargin=12 * mm,
-        bottomMargin=12 * mm,
+        topMargin=9 * mm,
+        bottomMargin=8 * mm,
         title=_shown(certificate.title),
         invariant=1,
     )

@@ -65,8 +65,8 @@ def _may_be_published(matter: Matter) -> Iterator[str]:
             yield "The silos have agreed to it, but do not count on protection: the limits below promise almost nothing."
         else:
             yield (
-                "As far as this certificate reaches, yes: every silo that took part has signed for what was spent on its "
-                "data. What is published cannot be called back, and the silos' own rules hold beside this page."
+                "As far as this certificate reaches, yes: every silo that took part has signed for what was spent on "
+                "its data. What is published cannot be called back, and the silos' own rules hold beside this page."
             )
     elif matter.worth == Worth.SIMULATION:
         yield "Yes, because the records are public already." if not matter.objections else "Not yet."
@@ -225,7 +225,9 @@ QUESTIONS: dict[str, Callable[[Matter], Iterator[str]]] = {
 def _signatures(matter: Matter) -> Section:
     title = "Who has signed?"
     if not matter.signed:
-        return Section(title, ("Nobody: no silo has signed for what was spent on its data.",))
+        some = "Not every silo in a way that holds; the reason stands above."
+        none = "Nobody: no silo has signed for what was spent on its data."
+        return Section(title, (some if matter.has_statements else none,))
     headers = ("silo", "fingerprint of its key", "epsilon", "delta", "date")
     rows = tuple((s.silo, s.fingerprint, format_epsilon(s.epsilon), f"{s.delta:g}", s.date) for s in matter.signed)
     checked = (

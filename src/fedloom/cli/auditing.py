@@ -49,7 +49,7 @@ def audit(
 
 def _print(folder: Path, found: Mapping[str, Any]) -> None:
     say(f"{folder}, round {found['round']}")
-    say(f"privacy: {found['claimed']}, as is claimed\n")
+    say(f"privacy: {found['claimed']}\n")
     if rows := found["attacks"].get("membership"):
         numbers = ("members", "others", "area", "found at 0.1% false", "at 1% false")
         shown = table("generator", "membership by", *numbers, right=numbers)
