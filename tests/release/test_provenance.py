@@ -17,7 +17,9 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.experiment import Run, load, train
 from fedloom.privacy.ledger import format_epsilon, read_accounts
 from fedloom.release.cards import dataset_card
+from fedloom.release.export import export
 from fedloom.release.provenance import Limits, Provenance, check_risk, provenance_of
+from fedloom.release.standing import Worth
 from fedloom.release.synthesis import SynthesisOrder, synthesize
 from labelled_vectors import labelled_federation
 from support import names_in
@@ -73,6 +75,49 @@ def test_a_private_run_may_be_handed_on_and_its_card_states_what_was_spent(priva
     assert "- noise: drawn from a secret of the operating system, which was thrown away when the run had ended" in text
     assert "the records of 2 silos" in text
     assert "--accept-risk" not in text
+
+
+def test_a_simulation_on_public_data_says_that_it_is_one(private: Run) -> None:
+    found = provenance_of(private.folder)
+    told = "a simulation on public data: one machine computed all silos' noise from a fast generator and nobody signed"
+    assert (found.worth, found.to_mapping()["worth"]) == (Worth.SIMULATION, "simulation")
+    assert f"- promise: {told}" in card_of(found)[1]
+
+
+def test_a_simulation_on_anybodys_data_is_a_study_and_no_promise(private: Run, copied: Changed, tmp_path: Path) -> None:
+    run = copied(private)
+    known = {**run.folder.environment["data"], "public": False}
+    run.folder.note({"data": known})
+    run = reconfigured(run, replace(run.config, data=replace(run.config.data, public=False)))
+    found = provenance_of(run.folder)
+    (objection,) = found.objections
+    assert objection == (
+        "a simulation on data that are not public: one machine computed all silos' noise from a fast generator and "
+        "nobody signed for it; it is a study, not a promise to the people in the data"
+    )
+    assert (found.worth, found.epsilon) == (Worth.STUDY, spent(private))
+    for attempt in (
+        lambda **risk: synthesize(run, tmp_path / "out", SynthesisOrder(records=2, form="npz"), **risk),
+        lambda **risk: export(run, tmp_path / "generators", "safetensors", **risk),
+    ):
+        with pytest.raises(ConfigError, match="a study, not a promise .*; --accept-risk does it all the same"):
+            attempt()
+        attempt(accept_risk=True)
+    for place in ("out", "generators"):
+        assert (
+            f"although something stands against it:**\n\n- {objection}\n"
+            in (tmp_path / place / "README.md").read_text()
+        )
+
+
+def test_a_card_names_the_data_of_the_run_and_no_other_source(private: Run) -> None:
+    found = provenance_of(private.folder)
+    assert found.source == private.folder.data_source.name != private.config.data.source
+    assert found.source.startswith("in memory")
+    text = card_of(found)[1]
+    assert f"- records of: {found.source}\n" in text
+    assert private.config.data.source not in text
+    assert private.folder.data_source.digest not in text
 
 
 def test_noise_that_a_seed_gives_is_no_guarantee(private: Run, tmp_path: Path) -> None:

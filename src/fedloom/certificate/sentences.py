@@ -35,7 +35,7 @@ def verdict(matter: Matter) -> str:
     if matter.worth == Worth.SIGNED:
         if matter.is_vacuous:
             return "Every silo that took part has signed, but for limits so wide that they promise almost nothing."
-        return f"{whom.capitalize()} is protected within the limits below, and every silo that took part has signed for it."
+        return f"{whom.capitalize()} is protected within the limits below, and every silo that took part has signed."
     if matter.worth == Worth.STUDY:
         return "This is a study, not a promise to the people in the data: no silo has signed for it."
     if matter.worth == Worth.SIMULATION:
@@ -62,7 +62,7 @@ def _may_be_published(matter: Matter) -> Iterator[str]:
         if matter.objections:
             yield "Not yet, although every silo that took part has signed for what was spent on its data."
         elif matter.is_vacuous:
-            yield "The silos have agreed to it, but do not count on protection: the limits below promise almost nothing."
+            yield "The silos agree to it, but do not count on protection: the limits below promise almost nothing."
         else:
             yield (
                 "As far as this certificate reaches, yes: every silo that took part has signed for what was spent on "
