@@ -100,14 +100,12 @@ def test_a_simulation_on_anybodys_data_is_a_study_and_no_promise(private: Run, c
         lambda **risk: synthesize(run, tmp_path / "out", SynthesisOrder(records=2, form="npz"), **risk),
         lambda **risk: export(run, tmp_path / "generators", "safetensors", **risk),
     ):
-        with pytest.raises(ConfigError, match="a study, not a promise .*; --accept-risk does it all the same"):
+        with pytest.raises(ConfigError, match=r"a study, not a promise .*; --accept-risk does it all the same"):
             attempt()
         attempt(accept_risk=True)
     for place in ("out", "generators"):
-        assert (
-            f"although something stands against it:**\n\n- {objection}\n"
-            in (tmp_path / place / "README.md").read_text()
-        )
+        card = (tmp_path / place / "README.md").read_text(encoding="utf-8")
+        assert f"although something stands against it:**\n\n- {objection}\n" in card
 
 
 def test_a_card_names_the_data_of_the_run_and_no_other_source(private: Run) -> None:

@@ -58,7 +58,7 @@ def test_the_silo_that_has_not_signed_is_named(change: Callable[[Bundle], Bundle
     found = provenance_of(folder)
     assert (found.worth, found.epsilon) == (Worth.NONE, None)
     assert words in found.guarantee
-    with pytest.raises(ConfigError, match="no DP guarantee can be shown: .*silo '(east|west)'"):
+    with pytest.raises(ConfigError, match=r"no DP guarantee can be shown: .*silo '(east|west)'"):
         check_risk(found, folder, accepted=False)
 
 
@@ -66,8 +66,8 @@ def test_without_statements_nothing_is_shown(tmp_path: Path) -> None:
     found = provenance_of(deployed_run(tmp_path / "run", sample_bundle(), stated=False))
     (objection,) = found.objections
     assert objection == (
-        "no DP guarantee can be shown: the run has no ledger (the ledgers of a deployment lie at its silos, and none has "
-        "sent a signed statement)"
+        "no DP guarantee can be shown: the run has no ledger (the ledgers of a deployment lie at its silos, and none "
+        "has sent a signed statement)"
     )
 
 
