@@ -169,7 +169,7 @@ def test_a_run_is_measured_where_it_is_trained(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     measured: list[str] = []
-    monkeypatch.setattr(RunLoop, "alone", lambda life, _: measured.append(life.evaluator.device.type))
+    monkeypatch.setattr(RunLoop, "run_alone", lambda life, _: measured.append(life.evaluator.device.type))
     train(config_of(*overrides), tmp_path / "run", UNEQUAL)
     resume(tmp_path / "run", UNEQUAL)
     assert measured == [device, device]

@@ -28,7 +28,7 @@ from fedloom.federation.records import UNLABELLED, Batch, Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import METHODS
 from fedloom.objectives.base import Losses, Objective, Step
-from fedloom.privacy import planning
+from fedloom.privacy import silo_privacy
 from fedloom.privacy.accounting import Event, Gaussian, default_delta, spent
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise
@@ -254,7 +254,7 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forgetful(
-        budget: planning.Budget,
+        budget: silo_privacy.Budget,
         rounds: int,
         kind: str,
         rate: float,
@@ -264,8 +264,8 @@ def test_planted_noise_for_one_round_used_in_all_is_stopped_by_the_ledger(
     ) -> tuple[float, ...]:
         return calibrated(budget, 1, kind, rate, steps, given, beside) * rounds
 
-    calibrated = planning._calibrated
-    monkeypatch.setattr(planning, "_calibrated", forgetful)
+    calibrated = silo_privacy._calibrated
+    monkeypatch.setattr(silo_privacy, "_calibrated", forgetful)
     with pytest.warns(FedloomWarning, match="sits out round 2"):
         run = train(tiny_config(*RDP), tmp_path / "run", federation_of([0] * 40))
     assert [row["participants"] for row in run.metrics()] == [[0], []]

@@ -181,7 +181,7 @@ def test_a_run_draws_from_the_secret_in_its_folder_and_from_nothing_else(tmp_pat
     for number, secret in enumerate((bytes(32), bytes(32), bytes(31) + b"1")):
         life = Experiment.of(query.config, query.federation).begin(tmp_path / str(number))
         (life.folder.path / "noise.key").write_bytes(secret)
-        runs.append(life.alone().path)
+        runs.append(life.run_alone().path)
     assert_same_run(runs[0], runs[1])
     one, other = (load_checkpoint(path).server for path in runs[1:])
     assert not any(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -256,7 +256,7 @@ def test_counts_of_all_rounds_make_the_label_shares() -> None:
 
 @pytest.mark.parametrize("name", ["dp_cvae", "flow", "dp_cgan", "moments", "refined_moments"])
 def test_payloads_are_called_noisy_only_under_a_mechanism(name: str) -> None:
-    sent = [release.payload for release in method_of(name, *SMALL.get(name, ())).releases]
+    sent = [rule.payload for rule in method_of(name, *SMALL.get(name, ())).payloads]
     assert sent
     for payload in sent:
         what, _, noise = payload.cost.rpartition("; ")
@@ -290,7 +290,7 @@ def test_an_exponent_flattens_the_tail_of_the_labels(name: str, exponent: float,
     shares = torch.tensor([64, 16, 1], dtype=torch.float64) / 81
     generator = Generator(method, ServerState({}, {LABEL_SHARES: shares}), ("all",), CLASSES)
     assert generator.label_shares.tolist() == pytest.approx(expected)
-    assert len(method.payloads) == len(method_of(name, *SMALL.get(name, ())).releases)  # nothing more leaves
+    assert len(method.payloads) == len(method_of(name, *SMALL.get(name, ())).payloads)  # nothing more leaves
     # A class that a silo has never met stays out of labels that are as at the silo, whatever the exponent.
     at_home = generator.tempered(torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64)).tolist()
     assert at_home == pytest.approx({0: [0.5, 0.5, 0], 0.5: [2 / 3, 1 / 3, 0], 1: [0.8, 0.2, 0]}[exponent])

@@ -17,9 +17,9 @@ def plan(
     rounds: int = 2, steps: int = 3, pretraining: int = 0, payload: float = 0.0, **settings: object
 ) -> SiloPrivacy:
     """100 records in batches of 10."""
-    releases = (PlannedPayload("moments", SUM, (1,), payload),) if payload else ()
+    payloads = (PlannedPayload("moments", SUM, (1,), payload),) if payload else ()
     privacy = PrivacyConfig(mechanism="dp-sgd", **settings)  # type: ignore[arg-type]
-    return SiloPrivacy("a", 100, tuple(range(1, rounds + 1)), steps, 10, privacy, releases, pretraining=pretraining)
+    return SiloPrivacy("a", 100, tuple(range(1, rounds + 1)), steps, 10, privacy, payloads, pretraining=pretraining)
 
 
 def test_of_all_rounds() -> None:

@@ -107,11 +107,13 @@ def resume(
         raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
     if federation is not None:
         from fedloom.deployment.directories import ServerDirectory
+        from fedloom.deployment.gathering import unsigned
         from fedloom.deployment.tail import resume_at
 
+        home = ServerDirectory.open(federation)
         with _stoppable(folder):
-            if not ended:
-                resume_at(ServerDirectory.open(federation), run_folder, partial(typer.echo, err=True))
+            if not ended or unsigned(run_folder, tuple(home.charter.silos)):
+                resume_at(home, run_folder, partial(typer.echo, err=True))
         found = experiment.load(folder)
     else:
         with _stoppable(folder), RoundProgress(terminal()) as progress:

@@ -239,6 +239,14 @@ class SiloDirectory:
         return self.path / "logs"
 
 
+def known_fingerprints(path: Path) -> dict[str, str]:
+    """The fingerprints of silos' keys as a folder knows them: a server's of those admitted, a silo's of its own."""
+    if SiloDirectory.is_at(path):
+        silo, line = read_public_key(SiloDirectory.open(path).public_key)
+        return {silo: fingerprint(line)}
+    return {silo: fingerprint(line.strip()) for silo, line in ServerDirectory.open(path).keys_admitted().items()}
+
+
 def _new(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunFolderError(f"{path} exists already and is not empty; choose another folder")

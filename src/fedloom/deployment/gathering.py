@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.engines.flower.rounds import Event
@@ -69,17 +71,29 @@ def accepted(home: ServerDirectory, bundle: Bundle, statement: Statement) -> Bun
     key = home.keys_admitted().get(silo, b"").decode().strip()
     grown = bundle.having(statement, key)
     alone = replace(grown, keys={silo: key}, statements=(statement,))
-    wrong = [finding.sentence for finding in verify(alone) if finding.silo == silo and not finding.unguarded]
+    wrong = [flaw.sentence for flaw in verify(alone) if flaw.silo == silo and not flaw.unguarded]
     if wrong:
         raise FedloomError(f"the statement of silo '{silo}' is not taken: {wrong[0]}")
     return grown
 
 
+def collect(home: ServerDirectory, folder: RunFolder, paths: list[Path]) -> list[str]:
+    """Put statements that came in another way into a run's bundle; returns the silos that still lack."""
+    bundle = read_bundle(folder.statements)
+    for path in paths:
+        try:
+            bundle = accepted(home, bundle, Statement.of(json.loads(path.read_bytes())))
+        except OSError as error:
+            raise FedloomError(f"cannot read {path}: {error.strerror}") from error
+        except (FedloomError, ValueError) as error:
+            raise FedloomError(f"{path}: {error}") from error
+    write_atomically(folder.statements, bundle.to_bytes())
+    return unsigned(folder, tuple(home.charter.silos))
+
+
 def _statement(answer: Answer) -> Statement:
     if answer.frame is None:
         raise FedloomError(answer.problem)
-    if "reason" in answer.frame.header:
-        raise FedloomError(str(answer.frame.header["reason"]))
     statement = statement_in(answer.frame)
     if statement.silo != answer.silo:
         raise FedloomError(f"it sent a statement of '{statement.silo}'")

@@ -10,6 +10,7 @@ from typing import Any
 from fedloom.config import Config
 from fedloom.deployment.control import Control
 from fedloom.deployment.directories import ServerDirectory
+from fedloom.deployment.gathering import unsigned
 from fedloom.deployment.processes import require_flower
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
@@ -27,6 +28,7 @@ def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[s
     config.privacy.check_mechanism()
     _check(home, config)
     _follow(home, Submission.create(home, config, folder), say)
+    _say_who_is_silent(home, folder, say)
 
 
 def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -36,6 +38,14 @@ def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], Non
         raise ConfigError(f"{folder.path} was not made by a federation; resume it without --federation")
     _check(home, folder.config)
     _follow(home, Submission.create(home, folder.config, folder.path, run), say)
+    _say_who_is_silent(home, folder.path, say)
+
+
+def _say_who_is_silent(home: ServerDirectory, folder: Path, say: Callable[[str], None]) -> None:
+    lacking = unsigned(RunFolder.open(folder), tuple(home.charter.silos))
+    if lacking:
+        silos = ", ".join(f"'{silo}'" for silo in lacking)
+        say(f"no signed statement of {silos} yet; 'fedloom resume {folder} --federation {home.path}' asks again")
 
 
 def _check(home: ServerDirectory, config: Config) -> None:

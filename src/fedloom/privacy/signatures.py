@@ -11,7 +11,7 @@ from hashlib import sha256
 from fedloom.errors import ConfigError, MissingExtraError
 
 try:
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
@@ -70,5 +70,5 @@ def is_signed(data: bytes, signature: bytes, line: bytes) -> bool:
             return False
         key.verify(encode_dss_signature(r, s), data, ECDSA)
         return True
-    except (InvalidSignature, ValueError):
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False

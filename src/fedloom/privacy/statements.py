@@ -168,7 +168,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Flaw:
     """Something that is wrong with a bundle, or that it does not show."""
 
     silo: str  # empty: the bundle as a whole
@@ -176,7 +176,7 @@ class Finding:
     unguarded: bool = False  # nothing is false: the statement itself says that there is no guarantee
 
 
-def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | None = None) -> list[Finding]:
+def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | None = None) -> list[Flaw]:
     """All that is wrong with a bundle; nothing where it holds.
 
     Whoever made the bundle could have put keys of his own into it: ``pins`` are fingerprints of silos' keys as they are
@@ -187,16 +187,16 @@ def verify(bundle: Bundle, pins: Mapping[str, str] = NO_PINS, now: datetime | No
         silos = tuple(str(name) for name in dict(bundle.charter["silos"]))
         asked = time_of(bundle.asked)
     except (FedloomError, KeyError, TypeError, ValueError) as error:
-        return [Finding("", f"the charter, the experiment or the time of asking cannot be read: {error}")]
+        return [Flaw("", f"the charter, the experiment or the time of asking cannot be read: {error}")]
     drawn = drawn_rounds(config, silos)
     now = now or datetime.now(UTC)
-    found = [Finding("", sentence) for sentence in _whole(bundle, drawn)]
+    found = [Flaw("", sentence) for sentence in _whole(bundle, drawn)]
     if asked > now + TOLERANCE:
-        found.append(Finding("", f"it was asked for at {bundle.asked}, which is yet to come"))
+        found.append(Flaw("", f"it was asked for at {bundle.asked}, which is yet to come"))
     for statement in bundle.statements:
         verification = _Verification(bundle, config, drawn, statement.body, now)
         sentences = _forgery(bundle, statement, pins) or list(verification.sentences())
-        found += [Finding(statement.silo, each, unguarded=each.startswith(NONE)) for each in sentences]
+        found += [Flaw(statement.silo, each, unguarded=each.startswith(NONE)) for each in sentences]
     return found
 
 

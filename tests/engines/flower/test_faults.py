@@ -249,9 +249,9 @@ def with_part_missing(frame: Frame) -> Frame:
     return replace(frame, parts={name: part for name, part in frame.parts.items() if "decoder" not in name})
 
 
-def saying(weights: dict[str, Any]) -> Damage:
+def saying(counts: dict[str, Any]) -> Damage:
     """An update that gives other numbers of records."""
-    return lambda frame: replace(frame, header={**frame.header, "weights": weights})
+    return lambda frame: replace(frame, header={**frame.header, "counts": counts})
 
 
 def holding(count: Any) -> Damage:
@@ -280,7 +280,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "too many records": (holding(9_999_999.0), r"says that it holds .* up to 40 \(as the charter declares\)"),
     "a number beyond numbers": (holding(10**400), "silo 'mnist-1' sent an update that cannot be read"),
     "a round beyond numbers": (with_a_round_beyond_numbers, "silo 'mnist-1' sent an update that cannot be read"),
-    "weights that are a list": (saying([1]), "silo 'mnist-1' sent an update that cannot be read"),  # type: ignore[arg-type]
+    "counts that are a list": (saying([1]), "silo 'mnist-1' sent an update that cannot be read"),  # type: ignore[arg-type]
 }
 
 

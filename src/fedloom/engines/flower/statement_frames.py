@@ -44,7 +44,9 @@ def statement_frame(statement: Statement) -> Frame:
 
 
 def statement_in(frame: Frame) -> Statement:
-    """Read back what :func:`statement_frame` made."""
+    """Read back what :func:`statement_frame` made; a silo that states nothing says why."""
+    if frame.kind != STATEMENT:
+        raise FedloomError(str(frame.header.get("reason", f"it answered with a frame of kind '{frame.kind}'")))
     return Statement.of(_tree(frame, SIGNED))
 
 

@@ -28,15 +28,15 @@ PLAN = SiloPrivacy("north", 100, OWN_ROUNDS, 7, 10, SETTINGS)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "late"])
-@pytest.mark.parametrize("releases", [(), (MOMENTS,)], ids=["", "moments"])
+@pytest.mark.parametrize("payloads", [(), (MOMENTS,)], ids=["", "moments"])
 @pytest.mark.parametrize("pretraining", [0, 4])
 def test_all_that_is_planned_together_spends_the_budget_and_no_more(
-    kind: Literal["uniform", "late"], releases: tuple[PlannedPayload, ...], pretraining: int
+    kind: Literal["uniform", "late"], payloads: tuple[PlannedPayload, ...], pretraining: int
 ) -> None:
     settings = replace(SETTINGS, allocation=kind)
-    plan = replace(PLAN, settings=settings, releases=releases, pretraining=pretraining)
+    plan = replace(PLAN, settings=settings, payloads=payloads, pretraining=pretraining)
     charged = [event for round in OWN_ROUNDS for event in plan.events(round).values()]
-    assert len(charged) == len(OWN_ROUNDS) * (1 + len(releases)) + (pretraining > 0)
+    assert len(charged) == len(OWN_ROUNDS) * (1 + len(payloads)) + (pretraining > 0)
     assert (
         sum(event.steps for event in charged if isinstance(event, Gaussian) and event.rate < 1) == 3 * 7 + pretraining
     )
@@ -52,7 +52,7 @@ def test_pretraining_is_charged_in_the_silos_own_first_round() -> None:
 
 def test_noise_that_is_given_is_divided_by_the_root_of_a_rounds_weight() -> None:
     settings = replace(SETTINGS, epsilon=0.0, noise_multiplier=2.0, allocation="late")
-    plan = replace(PLAN, rounds=tuple(range(1, 17)), settings=settings, releases=(MOMENTS,))
+    plan = replace(PLAN, rounds=tuple(range(1, 17)), settings=settings, payloads=(MOMENTS,))
     costs = [4 / plan.noise[round] ** 2 for round in plan.rounds]
     assert costs == pytest.approx(allocation(16, "late"))
     assert plan.payload_noise == {"moments": 2.0}
@@ -63,7 +63,7 @@ def test_silos_that_share_their_noise_plan_for_the_strictest_in_training_and_in_
     strict = replace(PLAN, silo="south", settings=replace(SETTINGS, epsilon=1.0))
     for lenient, harsh in (
         (PLAN, strict),
-        (replace(PLAN, steps=0, releases=(MOMENTS,)), replace(strict, steps=0, releases=(MOMENTS,))),
+        (replace(PLAN, steps=0, payloads=(MOMENTS,)), replace(strict, steps=0, payloads=(MOMENTS,))),
     ):
         alone = harsh.noise | harsh.payload_noise
         both = (lenient, harsh)
@@ -82,7 +82,7 @@ def test_the_budget_is_the_silos_own_for_its_own_unit() -> None:
 
 
 def test_noise_that_a_seed_gives_is_as_large_as_any_and_charged_as_no_guarantee() -> None:
-    honest = replace(PLAN, releases=(MOMENTS,), pretraining=4)
+    honest = replace(PLAN, payloads=(MOMENTS,), pretraining=4)
     plan = replace(honest, settings=replace(SETTINGS, noise="test"))
     nothing_holds = NoGuarantee(REPEATABLE)
     assert plan.events(2) == dict.fromkeys(("update", "pretraining", "moments"), nothing_holds)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Batch, Records
-from fedloom.privacy import releases
+from fedloom.privacy import payload_sums
 from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
 from fedloom.privacy.payload_sums import BoundedSum, Query, SumNoise
 from fedloom.streams import Streams
@@ -56,7 +56,7 @@ def test_a_unit_less_moves_the_sum_by_at_most_the_bound(
     _, left = torch.unique(unit[stays], return_inverse=True)
     statistic = BoundedSum(moments, bound)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(releases, "ROWS", chunk)
+        patch.setattr(payload_sums, "ROWS", chunk)
         whole = statistic.clipped(records_of(x), MODEL, None if units == 0 else unit)
         if not stays.any():
             assert distance(whole, {name: torch.zeros_like(t) for name, t in whole.items()}) <= bound * (1 + 1e-6)
@@ -82,7 +82,7 @@ def test_passes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     statistic = BoundedSum(moments, 2.0)
     for unit in (None, subject):
         whole = statistic.clipped(records_of(x), MODEL, unit)
-        monkeypatch.setattr(releases, "ROWS", 9)
+        monkeypatch.setattr(payload_sums, "ROWS", 9)
         assert distance(whole, statistic.clipped(records_of(x), MODEL, unit)) < 1e-5
         monkeypatch.undo()
 

@@ -63,9 +63,9 @@ RELEASE = PayloadRule(PAYLOAD, SUM)
 UNSAFE = PayloadRule(Payload("median", "in clear", {"sum": (WIDTH,)}), Unbounded(median, "medians are not noised"))
 
 
-def with_release(method: Method, *releases: PayloadRule) -> Method:
-    plan = replace(method.plan, payloads=(*method.plan.payloads, *(release.payload for release in releases)))
-    return replace(method, plan=plan, payloads=releases)
+def with_rules(method: Method, *rules: PayloadRule) -> Method:
+    plan = replace(method.plan, payloads=(*method.plan.payloads, *(rule.payload for rule in rules)))
+    return replace(method, plan=plan, payloads=rules)
 
 
 class Moments(nn.Module):
@@ -97,15 +97,15 @@ class Pool(ServerStep):
 def one_shot(release: PayloadRule = RELEASE) -> Method:
     """Releases and no phases."""
     plan = SharingPlan({"moments": SERVER}, ("a", "b"))
-    return with_release(Method("one-shot", plan, build_moments, (), Pool(), {}), release)
+    return with_rules(Method("one-shot", plan, build_moments, (), Pool(), {}), release)
 
 
 def trainer_of(
-    *overrides: str, releases: tuple[PayloadRule, ...] = (RELEASE,), federation: Federation = FEDERATION
+    *overrides: str, payloads: tuple[PayloadRule, ...] = (RELEASE,), federation: Federation = FEDERATION
 ) -> Trainer:
     config = tiny_config(*overrides)
     experiment = Experiment.of(config, federation)
-    return planned(config, with_release(experiment.method, *releases), federation)
+    return planned(config, with_rules(experiment.method, *payloads), federation)
 
 
 def planned(config: Config, method: Method, federation: Federation) -> Trainer:
@@ -216,7 +216,7 @@ def test_noise_is_what_the_share_buys_and_all_together_stay_within_the_budget() 
 
 def test_payloads_alone_share_the_whole_budget() -> None:
     other = PayloadRule(replace(PAYLOAD, name="again"), SUM, share=0.3)
-    method = with_release(one_shot(), replace(RELEASE, share=0.1), other)
+    method = with_rules(one_shot(), replace(RELEASE, share=0.1), other)
     plan = planned(tiny_config(*DP), method, FEDERATION).privacy[0]
     whole = whole_noise(plan.budget)
     assert plan.payload_noise == {"moments": whole * math.sqrt(0.4 / 0.1), "again": whole * math.sqrt(0.4 / 0.3)}
@@ -262,7 +262,7 @@ def test_only_the_number_of_units_weighs_a_silo(unit: str, counts: tuple[int, ..
     trainer = planned(tiny_config(*DP, f"privacy.unit={unit}"), one_shot(), data)
     found = dict(zip(("all", "group=a", "group=b"), counts, strict=True))
     assert trainer.counts(0) == found
-    assert Member(0, 0, trainer).records == found
+    assert Member(0, 0, trainer).counts == found
     Inspection(trainer, 20).passed(0, Update(silo.name, 1, {}, trainer.counts(0)), (), {}, "")
     assert found["all"] == trainer.privacy[0].units
     adjacency = summarise(trainer.config.privacy, tmp_path / "none.sqlite").parts["adjacency"]
@@ -326,7 +326,7 @@ def test_a_payload_without_a_bound_voids_the_guarantee_and_says_so(tmp_path: Pat
     assert plan.events(1) == {"median": NoGuarantee("medians are not noised")}
     assert plan.budget.epsilon == math.inf
     experiment = Experiment(
-        tiny_config(*DP), FEDERATION, with_release(Experiment.of(tiny_config(*DP), FEDERATION).method, RELEASE, UNSAFE)
+        tiny_config(*DP), FEDERATION, with_rules(Experiment.of(tiny_config(*DP), FEDERATION).method, RELEASE, UNSAFE)
     )
     run = experiment.run(tmp_path / "run")
     assert summarise(run.config.privacy, run.folder.ledger).guarantee == "no DP guarantee: medians are not noised"
@@ -362,7 +362,7 @@ def test_mistakes_are_named_before_a_folder_exists(
 ) -> None:
     release = RELEASE if statistic is None else replace(RELEASE, statistic=statistic)
     config = tiny_config(*DP, *overrides)
-    method = with_release(Experiment.of(tiny_config(), FEDERATION).method, release)
+    method = with_rules(Experiment.of(tiny_config(), FEDERATION).method, release)
     with pytest.raises(ConfigError, match=complaint):
         Experiment(config, FEDERATION, method).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
