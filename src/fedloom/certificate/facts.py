@@ -10,7 +10,7 @@ from typing import Any
 import fedloom
 from fedloom.certificate.glossary import words_used
 from fedloom.certificate.matter import Matter
-from fedloom.certificate.sentences import Section, sections_about, verdict
+from fedloom.certificate.sentences import Passage, sections_about, verdict
 from fedloom.release.standing import Worth
 
 SCHEMA, KIND = 1, "privacy certificate"
@@ -42,11 +42,11 @@ class Certificate:
         return verdict(self.matter)
 
     @cached_property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self) -> tuple[Passage, ...]:
         """Questions and answers; the last explains the words that the others use."""
         asked = sections_about(self.matter)
         words = words_used([self.title, self.verdict, *_texts(asked)])
-        return (*asked, Section("What do the words mean?", (), (), tuple(words.items())))
+        return (*asked, Passage("What do the words mean?", (), (), tuple(words.items())))
 
     @property
     def footer(self) -> str:
@@ -76,7 +76,7 @@ def glued(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _texts(sections: tuple[Section, ...]) -> Iterator[str]:
+def _texts(sections: tuple[Passage, ...]) -> Iterator[str]:
     for section in sections:
         yield section.title
         yield from section.sentences

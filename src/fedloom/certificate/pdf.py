@@ -8,7 +8,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from fedloom.certificate.facts import Certificate, glued
-from fedloom.certificate.sentences import Section
+from fedloom.certificate.sentences import Passage
 from fedloom.errors import MissingExtraError
 
 try:
@@ -83,7 +83,7 @@ def _verdict(certificate: Certificate) -> Any:
     )
 
 
-def _section(section: Section) -> Any:
+def _section(section: Passage) -> Any:
     answer = [_text(sentence, BODY) for sentence in section.sentences]
     if section.rows:
         answer.append(_rows(section))
@@ -104,7 +104,7 @@ def _section(section: Section) -> Any:
     )
 
 
-def _words(section: Section) -> Any:
+def _words(section: Passage) -> Any:
     return Table(
         [[_text(word, WORD), _text(meaning, CELL)] for word, meaning in section.rows],
         colWidths=[WORDS, WIDTH - TITLES - WORDS - 4],
@@ -119,7 +119,7 @@ def _words(section: Section) -> Any:
     )
 
 
-def _rows(section: Section) -> Any:
+def _rows(section: Passage) -> Any:
     if not section.headers:
         return _words(section)
     cells = [[_text(header, SMALL) for header in section.headers]]
@@ -141,7 +141,7 @@ def _rows(section: Section) -> Any:
     )
 
 
-def _widths(section: Section) -> list[float]:
+def _widths(section: Passage) -> list[float]:
     """Columns as wide as their longest text asks for, within the page."""
     columns = zip(section.headers, *section.rows, strict=True)
     wanted = [min(max(LEAST, *map(len, column)), MOST) + 2 for column in columns]

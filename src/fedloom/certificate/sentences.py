@@ -20,7 +20,7 @@ LINES = 3  # to sign on, where nobody has approved yet
 
 
 @dataclass(frozen=True)
-class Section:
+class Passage:
     """A question with its answer; rows are a table, whose empty cells are to be filled in by hand."""
 
     title: str
@@ -43,10 +43,10 @@ def verdict(matter: Matter) -> str:
     return f"There is no privacy guarantee: nothing limits what the results tell about a single {person(matter)}."
 
 
-def sections_about(matter: Matter) -> tuple[Section, ...]:
+def sections_about(matter: Matter) -> tuple[Passage, ...]:
     """All questions but that about words, in the order in which an officer asks them."""
     written = ((title, tuple(write(matter))) for title, write in QUESTIONS.items())
-    asked = tuple(Section(title, sentences) for title, sentences in written if sentences)
+    asked = tuple(Passage(title, sentences) for title, sentences in written if sentences)
     return (*asked, _signatures(matter), _approvals(matter), _checksums(matter))
 
 
@@ -222,12 +222,12 @@ QUESTIONS: dict[str, Callable[[Matter], Iterator[str]]] = {
 }
 
 
-def _signatures(matter: Matter) -> Section:
+def _signatures(matter: Matter) -> Passage:
     title = "Who has signed?"
     if not matter.signed:
         some = "Not every silo in a way that holds; the reason stands above."
         none = "Nobody: no silo has signed for what was spent on its data."
-        return Section(title, (some if matter.has_statements else none,))
+        return Passage(title, (some if matter.has_statements else none,))
     headers = ("silo", "fingerprint of its key", "epsilon", "delta", "date")
     rows = tuple((s.silo, s.fingerprint, format_epsilon(s.epsilon), f"{s.delta:g}", s.date) for s in matter.signed)
     checked = (
@@ -235,17 +235,17 @@ def _signatures(matter: Matter) -> Section:
         "states. Ask each silo, by another way, whether the fingerprint is its own. Anybody can check them again: "
         "fedloom certificate verify certificate.json."
     )
-    return Section(title, (checked,), headers, rows)
+    return Passage(title, (checked,), headers, rows)
 
 
-def _approvals(matter: Matter) -> Section:
+def _approvals(matter: Matter) -> Passage:
     rows = tuple((each.name, each.role, each.date, "") for each in matter.approvals) or (("",) * 4,) * LINES
-    return Section("Who approves?", (), ("name", "role", "date", "signature"), rows)
+    return Passage("Who approves?", (), ("name", "role", "date", "signature"), rows)
 
 
-def _checksums(matter: Matter) -> Section:
+def _checksums(matter: Matter) -> Passage:
     about = f"This page is about the run {matter.run}, begun on {matter.started}, and these files, by their checksums."
-    return Section("Which files?", (about,), ("file", "checksum"), tuple(matter.checksums.items()))
+    return Passage("Which files?", (about,), ("file", "checksum"), tuple(matter.checksums.items()))
 
 
 def _count(count: int, noun: str) -> str:
