@@ -175,7 +175,8 @@ def test_sweep_runs_compares_and_reports(fedloom: Command, tiny_toml: Path, tmp_
     assert result.exit_code == 1  # because of the lost ones
     lines = result.stdout.splitlines()
     assert lines[0] == f"4 runs in {out}: 2 finished, 2 failed"
-    assert lines[2].split() == ["metric", "of", "from", "plain", "(2", "seeds)"]
+    assert lines[1] == "privacy: no DP guarantee"
+    assert lines[3].split() == ["metric", "of", "from", "plain", "(2", "seeds)"]
     assert lines[-1] == f"report  {out / 'report.html'}"
     assert (out / "report.html").is_file()
     assert result.stderr.startswith("Failed: lost-seed-1: ")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Member
+from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import divided
 from fedloom.privacy.noise import NoiseKey, StreamNoise, joined
 from fedloom.sharing.plan import Tensors
@@ -24,6 +25,8 @@ from fedloom.sharing.plan import Tensors
 @dataclass(frozen=True, eq=False)
 class NoiseRoom:
     """Where a step's noise for one phase lies, always at the same place."""
+
+    __repr__ = in_outline
 
     drawn: Tensor  # (silos, numbers), padded so that every silo's noise begins where memory is read fast
     flat: Tensor  # without the padding
@@ -64,6 +67,8 @@ class HostNoise:
 @dataclass(frozen=True, eq=False)
 class _RunNoise:
     """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
+
+    __repr__ = in_outline
 
     slots: list[int]
     index: Tensor  # the same, on the device

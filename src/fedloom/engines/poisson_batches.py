@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.engines.batches import Crew, Stretches, Window, noise_numbers
 from fedloom.federation.records import Silo
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import StepDraws
 from fedloom.privacy.sampling import capacity, in_eights, subject_passes
 from fedloom.privacy.silo_privacy import unit_numbers
@@ -59,6 +60,8 @@ def _without_needless(tensors: Tensors) -> Tensors:
 @dataclass(frozen=True, eq=False)
 class _Drawn:
     """The batches of one phase in some steps; shapes are (steps, silos, passes, rows)."""
+
+    __repr__ = in_outline
 
     index: Tensor  # records of the silo
     mask: Tensor

@@ -20,7 +20,7 @@ from fedloom.reports.downstream import DownstreamFacts, read_downstream
 from fedloom.reports.health import SiloHealth, health_of
 from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
 from fedloom.runs.checkpoint import load_checkpoint
-from fedloom.runs.folder import RunFolder
+from fedloom.runs.folder import DIGEST, RunFolder
 
 Found = TypeVar("Found")
 
@@ -177,7 +177,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         privacy=privacy,
         parameters=_parameters(subject.generator) if subject.generator else {},
         metrics=history,
-        environment=mapping("environment.json"),
+        environment={name: value for name, value in mapping("environment.json").items() if name != DIGEST},
         config=config.to_mapping(),
         reproduce=shlex.join(["fedloom", "run", str(folder.path / "run.toml"), "--out", f"{folder.path}-again"]),
         no_records=subject.no_records,
