@@ -25,7 +25,7 @@ from fedloom.outline import in_outline
 from fedloom.sharing.update import Update
 from support import federation_of
 
-SECRET = 0.123456
+SECRET = 0.1234  # which tensors and arrays both print whole
 ARRAYS = re.compile(r"\bTensor\b|\bndarray\b|\bNDArray\b|\bTensors\b")
 
 
