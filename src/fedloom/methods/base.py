@@ -295,7 +295,7 @@ class Recipe:
 
     def check(self, setting: Setting) -> None:
         """Complain about records that it cannot learn."""
-        if self.modalities and setting.modality.name not in self.modalities:
+        if self.modalities and not {setting.modality.name, setting.modality.learned_as} & set(self.modalities):
             wanted = " or ".join(MODALITIES[name].plural for name in self.modalities)
             hint = "; see 'fedloom embed'" if "vector" in self.modalities else ""
             raise ConfigError(

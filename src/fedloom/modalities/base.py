@@ -39,6 +39,7 @@ class Modality:
     network: str = "mlp"  # the usual one
     values: str = ""  # what the numbers of a record are, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all
+    learned_as: str = ""  # another modality whose methods can learn it as well
     is_picture: bool = False  # whether it has channels, height and width, so that a PNG file may hold the whole record
 
     def __reduce__(self) -> tuple[Any, ...]:
