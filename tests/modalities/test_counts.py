@@ -60,7 +60,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_it_takes_one_file_and_one_preset() -> None:
     assert [file.name for file in FILES] == ["counts.py", "counts.toml"]
-    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"image", "vector"}, "counts==1.0")
+    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"frequencies", "image", "vector"}, "counts==1.0")
     assert Path(sys.modules[type(MODALITIES["counts"].likelihood("poisson", 0.5)).__module__].__file__ or "").name == (
         "counts.py"
     )
