@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,8 @@ def of_images(images: Tensor, kept: int) -> Tensor:
     """The ``kept`` x ``kept`` lowest frequencies of images (n, 28, 28) as float32 rows of length 1."""
     waves = _waves(kept)
     found = (waves @ images.to(torch.float64) @ waves.T).flatten(1)
-    return (found / torch.linalg.vector_norm(found, dim=1, keepdim=True).clamp_min(1e-300)).to(torch.float32)
+    lengths: Tensor = torch.linalg.vector_norm(found, dim=1, keepdim=True)
+    return (found / lengths.clamp_min(1e-300)).to(torch.float32)
 
 
 @cache
@@ -44,9 +44,10 @@ def tiles(x: Tensor) -> Tiles | None:
     if x.dim() != 2 or kept**2 != x.shape[1] or kept > SIDE:
         return None
     waves = _waves(kept)
-    pictures = waves.T @ x.cpu().to(torch.float64).unflatten(1, (kept, kept)) @ waves
+    pictures = waves.T @ x.cpu().to(torch.float64).reshape(-1, kept, kept) @ waves
     brightest = pictures.amax(dim=(1, 2), keepdim=True).clamp_min(1e-300)
-    return (255 * (pictures / brightest).clamp(0, 1)).round().numpy().astype(np.uint8)[..., None]
+    pixels: Tiles = (255 * (pictures / brightest).clamp(0, 1)).round().byte().unsqueeze(3).numpy()
+    return pixels
 
 
 MODALITY = Modality(

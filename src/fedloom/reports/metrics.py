@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from fedloom.evaluation.metric import count_of, described, metric_title
+from fedloom.evaluation.metric import count_of, described, metric_title, reading_of
 from fedloom.reports.charts import COLOURS, Series, line_chart, number
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.logs import History, last
 from fedloom.reports.parts import Listing, section_body
-from fedloom.runs.metrics import TRAINING, is_metric, of_whom, sample_count, split_key, uncounted
+from fedloom.runs.metrics import TRAINING, family_of, is_metric, of_whom, sample_count, split_key, uncounted
 from fedloom.templating import render
 
 MOST_LINES = 24  # in one chart
 MOST_COLUMNS = 8  # groups beside each other in a table
 SILO = "/silo="
+SPENT = "privacy/epsilon/max"
 
 
 def metrics_body(facts: RunFacts) -> Markup:
@@ -93,6 +94,19 @@ def _curves(facts: RunFacts, *, training: bool) -> list[tuple[str, Markup]]:
         lines = list(itertools.chain.from_iterable(by.values()))
         chart = line_chart(f"{curve_name(family)} over rounds", lines[:MOST_LINES], curve_name(family))
         charts.append((curve_name(family), chart))
+    return charts
+
+
+def quality_over_epsilon(facts: RunFacts) -> list[tuple[str, Markup]]:
+    """What each round's epsilon bought: a chart for each metric of everybody that has a better side."""
+    spent, charts = facts.metrics.get(SPENT, {}), []
+    for key, history in facts.metrics.items():
+        reading = reading_of(key)
+        points = [(spent[x], y) for x, y in history.items() if spent.get(x) is not None]
+        if reading and reading.better and not split_key(key)[1] and len(points) > 1:
+            line = [Series("", [(x, y) for x, y in points if x is not None])]
+            label = f"{curve_name(key)} over epsilon spent"
+            charts.append((label, line_chart(label, line, curve_name(family_of(key)), "epsilon spent", whole=False)))
     return charts
 
 

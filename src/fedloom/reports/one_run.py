@@ -13,8 +13,8 @@ from fedloom.reports.charts import bars
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.health import MARKS
-from fedloom.reports.metrics import metrics_body, training_body
-from fedloom.reports.panels import Panel
+from fedloom.reports.metrics import metric_name, metrics_body, quality_over_epsilon, training_body
+from fedloom.reports.panel_parts import Panel
 from fedloom.reports.parts import (
     Listing,
     Section,
@@ -46,6 +46,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     add("silos", "Who took part", _silos(facts))
     add("sharing", "Who shares what", sharing_body(facts))
     add("metrics", "Metrics", metrics_body(facts))
+    add("classes-learned", "What samples teach", _taught(facts))
     add("downstream", "What it is good for", _downstream(facts))
     add("training", "Training", training_body(facts))
     for name, panel in story.panels.items():
@@ -76,7 +77,8 @@ def run_heading(story: Story, without: Collection[str] = ()) -> Markup:
         "privacy": facts.guarantee.partition(" for each ")[0] or "unknown",
     }
     shown = {name: value for name, value in cards.items() if name not in without}
-    return render("reports/templates/heading.html", {"cards": shown, "warnings": story.findings})
+    values = {"verdict": facts.verdict, "cards": shown, "warnings": story.findings}
+    return render("reports/templates/heading.html", values)
 
 
 def _silos(facts: RunFacts) -> Markup:
@@ -164,11 +166,24 @@ def _privacy(facts: RunFacts) -> Markup:
     values = {
         "guarantee": facts.guarantee,
         "explained": explained.get(facts.guarantee, ""),
+        "outside": [metric_name(family) for family in facts.outside_guarantee],
+        "curves": quality_over_epsilon(facts),
         "parts": Listing(("", ""), parts),
         "accounts": Listing(headers, rows, right=(1, 2, 3, 5)),
         "hidden": len(accounts) - MOST_SILOS,
     }
     return section_body("privacy", values)
+
+
+def _taught(facts: RunFacts) -> Markup | None:
+    """How often a classifier that learned from samples is right, class by class; nothing where none was fitted."""
+    judged = facts.judged
+    if not judged.of_classes:
+        return None
+    utility = (judged.utility.get("samples"), judged.utility.get("records"))
+    rows = [(name, *pair) for name, pair in {"all classes": utility, **judged.of_classes}.items()]
+    headers = ("class", "learned from samples", "learned from records")
+    return section_body("taught", {"classes": Listing(headers, rows)})
 
 
 def _downstream(facts: RunFacts) -> Markup | None:

@@ -27,6 +27,8 @@ def page(stories: Sequence[Story], version: str, json_name: str) -> str:
         "heading": "" if several else run_heading(stories[0]),
         "found": comparison_sections(stories) if several else run_sections(stories[0], "", with_samples=True),
         "runs": [_collapsed(f"run{i}", story) for i, story in enumerate(stories, start=1)] if several else [],
+        "verdicts": [(story.facts.label, story.facts.verdict) for story in stories],
+        "with_records": any(story.facts.with_records for story in stories),
         "style": style,
         "script": script,
         "hashes": {"style": _hash(style), "script": _hash(script)},

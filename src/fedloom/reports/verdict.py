@@ -208,9 +208,8 @@ def _usefulness(utility: Mapping[str, float | None]) -> Iterator[Clause]:
     share = (samples - chance) / (mark - chance) if mark > chance else 0.0
     tone: Tone = "green" if share >= NEAR else "amber" if share >= FAR else "red"
     beside = f", {records:.0%} if learned from real ones" if records is not None else ""
-    yield Clause(
-        tone, f"a classifier learned from samples is right about {samples:.0%} of real records ({chance:.0%} by chance{beside})"
-    )
+    right = f"a classifier learned from samples is right about {samples:.0%} of real records"
+    yield Clause(tone, f"{right} ({chance:.0%} by chance{beside})")
 
 
 def _copying(groups: Mapping[str, Mapping[str, float | None]]) -> Clause:
