@@ -105,7 +105,7 @@ def test_outliers_are_counted_and_drawn(fedloom: Command, tiny_toml: Path, tmp_p
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "the run has none (audit.canaries), so no lower bound of epsilon could be found" in text
-    assert "claimed: no DP guarantee" in text
+    assert "privacy: no DP guarantee" in text
     rows = json.loads((run / "audit.json").read_text())["attacks"]["outliers"]
     assert [row["counts"]["outliers"] for row in rows] == [20, 20]
     with Image.open(run / "audit" / "outliers-group_mnist.png") as image:

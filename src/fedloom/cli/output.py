@@ -122,11 +122,10 @@ def say_guarantee(*folders: RunFolder) -> None:
     from fedloom.runs.guarantee import guarantee_of
 
     lines = {folder.path: guarantee_of(folder).line for folder in folders}
-    if len(set(lines.values())) == 1:
-        say(next(iter(lines.values())))
-    else:
-        for path, line in lines.items():
-            say(f"{path}: {line}")
+    if len(set(lines.values())) > 1:
+        lines = {path: f"{path.name}: {line}" for path, line in lines.items()}
+    for line in dict.fromkeys(lines.values()):
+        say(line)
 
 
 def privacy_of(folder: RunFolder) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[s
     """A new run, into a folder that must not be there yet."""
     if folder.exists():
         raise RunFolderError(f"{folder} exists already; choose another --out")
+    config.privacy.check_mechanism()
     _check(home, config)
     _follow(home, Submission.create(home, config, folder), say)
 

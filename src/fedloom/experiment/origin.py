@@ -7,20 +7,47 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedloom.config import Config, DataConfig
+from fedloom.errors import RunFolderError
 from fedloom.federation.records import Federation
 from fedloom.federation.sources import is_public
-from fedloom.runs.folder import DataSource
+from fedloom.runs.checkpoint import Checkpoint
+from fedloom.runs.folder import DataSource, RunFolder
 
-IN_MEMORY = "in memory"
+IN_MEMORY, AT_SILOS = "in memory", "the silos of federation"
 
 
 def origin_of(config: Config, federation: Federation) -> DataSource:
     """The data source of a run with these settings on this federation."""
     if federation.is_remote:
-        return DataSource(f"the silos of federation {federation.name}", federation.digest, config.data.public)
+        return DataSource(f"{AT_SILOS} {federation.name}", federation.digest, config.data.public)
     if federation.described is not None and _records(federation.described) == _records(config.data):
         return DataSource(config.data.source, federation.digest, is_public(config.data))
     return DataSource(f"{IN_MEMORY} ({_caller()})", federation.digest, config.data.public)
+
+
+def check_origin(folder: RunFolder, federation: Federation | None) -> None:
+    """Complain where a run's settings alone would lead to other records than those that it was trained on."""
+    name, path = folder.data_source.name, folder.path
+    if federation is None and name.startswith(IN_MEMORY):
+        raise RunFolderError(
+            f"{path} was trained on records {name}, which its folder does not hold: give them again from Python, "
+            f"fedloom.resume('{path}', federation=...) to go on with it, or federation=... to what measures it"
+        )
+    if federation is None and name.startswith(AT_SILOS):
+        raise RunFolderError(
+            f"{path} was trained at {name}, whose records are not here: resume it with --federation DIR; what needs "
+            "records is measured at the silos"
+        )
+
+
+def check_records(folder: RunFolder, federation: Federation, checkpoint: Checkpoint | None = None) -> None:
+    """Complain about records that are not those which the run was begun on, and its checkpoints made with."""
+    known = {folder.data_source.digest, checkpoint.facts.get("federation", "") if checkpoint else ""} - {""}
+    if known - {federation.digest}:
+        raise RunFolderError(
+            f"{folder.path}: the data have changed: these are not the records that it was trained on, which were "
+            f"{folder.data_source.name}"
+        )
 
 
 def _records(config: DataConfig) -> DataConfig:

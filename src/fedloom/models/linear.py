@@ -25,6 +25,7 @@ class LinearGaussian(Normal):
     """Each number is normal around the output itself."""
 
     steepness: ClassVar[float] = 1.0
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Squared error over twice the variance, with the normalising constant."""
