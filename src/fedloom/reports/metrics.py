@@ -105,8 +105,9 @@ def quality_over_epsilon(facts: RunFacts) -> list[tuple[str, Markup]]:
         points = [(spent[x], y) for x, y in history.items() if spent.get(x) is not None]
         if reading and reading.better and not split_key(key)[1] and len(points) > 1:
             line = [Series("", [(x, y) for x, y in points if x is not None])]
-            label = f"{curve_name(key)} over epsilon spent"
-            charts.append((label, line_chart(label, line, curve_name(family_of(key)), "epsilon spent", whole=False)))
+            name = curve_name(family_of(key))
+            chart = line_chart(f"{name} over epsilon spent", line, name, "epsilon spent", whole=False)
+            charts.append((name, chart))
     return charts
 
 
@@ -129,6 +130,7 @@ def points_of(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int,
 def curve_name(key: str) -> str:
     """What people call a curve, with its unit where its key does not say it."""
     known = {
+        SPENT: "epsilon spent",
         "seconds": "seconds a round",
         "steps": "steps a round",
         "bytes": "MB that left in a round",

@@ -84,7 +84,10 @@ def circumstances_of(folder: RunFolder) -> Circumstances:
         summary = guarantee_of(folder)
         epsilon, delta = summary.epsilon, summary.delta
         guaranteed = epsilon is not None and delta is not None and not summary.guarantee.startswith(NONE)
-        words = f"epsilon {format_epsilon(epsilon)} spent (delta {delta:g})" if guaranteed and epsilon else NONE
+        words = NONE
+        if guaranteed and epsilon is not None:
+            unit = folder.config.privacy.unit
+            words = f"epsilon {format_epsilon(epsilon)} (delta {delta:g}) for each {unit} of a silo"
     except Exception:  # a stranger's ledger may hold anything where events and budgets stand
         guaranteed, words = False, f"{NONE} can be shown"
     try:
