@@ -16,7 +16,7 @@ import fedloom
 
 SOURCE = Path(fedloom.__file__).parent
 LAYERS = (  # a room may import the rooms above it in this list
-    {"errors"},
+    {"errors", "outline"},
     {"settings", "registry"},
     {"presets"},
     {"config", "streams", "templating"},

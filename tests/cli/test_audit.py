@@ -69,7 +69,10 @@ def test_an_honest_run_is_not_refuted_and_that_proves_nothing(fedloom: Command, 
     result = fedloom("audit", tmp_path / "honest", "--json", "--confidence", "0.9")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    privacy = found.pop("privacy")
     assert found == json.loads((tmp_path / "honest" / "audit.json").read_text())
+    assert privacy["guarantee"] == found["claimed"]
+    assert 0 < privacy["epsilon"] <= 1000
     assert found["confidence"] == found["attacks"]["canaries"]["confidence"] == 0.9
     assert "no evidence of privacy" in found["sentences"][0]
     assert found["attacks"]["canaries"]["scores"] == {"silo-0": "loss"}

@@ -105,7 +105,7 @@ def test_it_is_measured_shown_and_reported(run: Run, tmp_path: Path) -> None:
     assert run.evaluate(round_number=3)
     grid = run.folder.path / "samples" / "round-0003" / "ct.png"
     assert Image.open(grid).size == (2 + 8 * (3 * STEPS + 2), 2 + 8 * (16 + 2))  # 64 tiles
-    write_report([load(run.folder.path)], tmp_path / "report.html")
+    write_report([load(run.folder.path)], tmp_path / "report.html", with_records=True)
     panels = json.loads((tmp_path / "report.json").read_text())["runs"][0]["panels"]
     for name in ("reconstructions", "interpolations", "latent-space", "nearest-neighbours"):
         assert panels[name]["missing"] == ""
@@ -197,7 +197,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
 @pytest.mark.parametrize(
     ("modality", "complaint"),
     [
-        ("os:path", "unknown modality 'os:path' (allowed: counts, image, vector)"),
+        ("os:path", "unknown modality 'os:path' (allowed: counts, frequencies, image, vector)"),
         ("counts", "x_train of own.npz is float64 of shape (4, 5); give whole numbers of shape (n, steps)"),
     ],
     ids=["an import path", "fractions"],

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedloom.engines.fused_stack import Member, Stack, StackKind
 from fedloom.federation.records import Records
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import streams_of
 
@@ -24,6 +25,8 @@ FIRST_STEPS = 16
 @dataclass(frozen=True, eq=False)
 class BatchWindow:
     """Some consecutive steps of the silos that take them."""
+
+    __repr__ = in_outline
 
     index: Tensor  # (steps, silos, batch) rows of the stack's records
     mask: Tensor  # (steps, silos, batch) 0 where a row is padding

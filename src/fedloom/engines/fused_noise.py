@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Member
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import NoiseKey, StreamNoise, joined
 
 
@@ -45,6 +46,8 @@ class HostNoise:
 @dataclass(frozen=True, eq=False)
 class _RunNoise:
     """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
+
+    __repr__ = in_outline
 
     slots: list[int]
     index: Tensor  # the same, on the device

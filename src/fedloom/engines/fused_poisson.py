@@ -14,6 +14,7 @@ from fedloom.engines.fused_batches import Stretches
 from fedloom.engines.fused_stack import Member, Stack, StackKind
 from fedloom.engines.private_training import unit_sizes
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import StreamNoise, coins
 from fedloom.privacy.sampling import capacity, in_eights, subject_passes
 from fedloom.privacy.silo_privacy import unit_numbers
@@ -28,6 +29,8 @@ PhaseInputs = tuple[tuple[Tensors, ...], ...]
 @dataclass(frozen=True, eq=False)
 class PrivateWindow:
     """Some consecutive steps of the silos that take them, all with the same number of passes."""
+
+    __repr__ = in_outline
 
     inputs: PhaseInputs  # each tensor (steps, silos, rows, ...)
     length: int
@@ -57,6 +60,8 @@ class PrivateWindow:
 @dataclass(frozen=True, eq=False)
 class _Drawn:
     """The batches of one phase in some steps; shapes are (steps, silos, passes, rows)."""
+
+    __repr__ = in_outline
 
     index: Tensor  # records of the silo
     mask: Tensor

@@ -12,6 +12,7 @@ from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
 from fedloom.methods.steps import DistillationJob, Distilled, Stepped
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.aggregation import totals_of
 from fedloom.sharing.plan import Seen, Tensors
@@ -39,6 +40,8 @@ class Trained:
 @dataclass(frozen=True, eq=False)
 class RunShare:
     """What a chunk brings to one run."""
+
+    __repr__ = in_outline
 
     slots: Sequence[Slot]
     # Without what has to be waited for; their tensors are views of the stack, which the next chunk overwrites.

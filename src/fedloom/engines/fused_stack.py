@@ -17,6 +17,7 @@ from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
 from fedloom.sharing.plan import Down, Tensors
@@ -76,6 +77,8 @@ class StackKind:
 @dataclass(frozen=True, eq=False)
 class Stack:
     """Silos that train together."""
+
+    __repr__ = in_outline
 
     kind: StackKind
     model: nn.Module  # stands for the model of each silo; its own weights are never used

@@ -19,6 +19,7 @@ from fedloom.engines.training import parameters_of
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -32,6 +33,8 @@ class UnsupportedError(FedloomError):
 @dataclass(frozen=True, eq=False)
 class PhaseTrial:
     """What a trial of one phase showed."""
+
+    __repr__ = in_outline
 
     terms: tuple[str, ...]
     gradients: Tensors  # of one silo, by parameter: their strides are how the weights should lie

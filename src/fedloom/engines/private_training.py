@@ -20,6 +20,7 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
+from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
@@ -53,6 +54,8 @@ class Learner:
 class _Look:
     """How the records of a step are looked at."""
 
+    __repr__ = in_outline
+
     learner: Learner
     model: nn.Module
     bound: Tensor
@@ -65,6 +68,8 @@ PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
 @dataclass(frozen=True, eq=False)
 class PrivateTraining:
     """One silo's round under DP-SGD."""
+
+    __repr__ = in_outline
 
     mechanism: DPSGD
     silo: Silo

@@ -25,6 +25,7 @@ from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
 from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.vae import VAE
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 
@@ -39,6 +40,8 @@ Noise = Callable[[str, int], Tensor]  # (name of a latent, its width) -> standar
 @dataclass(frozen=True, eq=False)
 class Likelihoods:
     """One value per image."""
+
+    __repr__ = in_outline
 
     reconstruction: Tensor  # nats, lower is better
     elbo: Tensor  # nats, higher is better

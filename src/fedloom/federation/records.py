@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.config import DataConfig
 from fedloom.errors import DataError
 from fedloom.modalities.base import Modality, modality_of
+from fedloom.outline import in_outline
 
 UNLABELLED = -1
 
@@ -20,6 +21,8 @@ UNLABELLED = -1
 @dataclass(frozen=True, eq=False)
 class Records:
     """A table of examples; ``x`` as their modality stores it."""
+
+    __repr__ = in_outline
 
     x: Tensor  # (n, *shape)
     y: Tensor  # (n,) int64 class, UNLABELLED where unknown
@@ -93,6 +96,8 @@ def concatenate(tables: Sequence[Records]) -> Records:
 class Batch:
     """What a phase sees of the records: ``mask`` is 0 where a row is padding."""
 
+    __repr__ = in_outline
+
     x: Tensor
     y: Tensor
     group: Tensor
@@ -122,6 +127,8 @@ def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Bat
 class Dataset:
     """Pooled data before anybody owns it: what a source gives and a partition divides."""
 
+    __repr__ = in_outline
+
     name: str
     train: Records
     test: Records
@@ -135,6 +142,8 @@ class Dataset:
 @dataclass(frozen=True, eq=False)
 class Silo:
     """One organisation and the records it may not hand out."""
+
+    __repr__ = in_outline
 
     name: str
     train: Records
@@ -168,6 +177,8 @@ class Silo:
 class RemoteSilo(Silo):
     """An organisation of a deployment as the others know it: by name and groups, without a record."""
 
+    __repr__ = in_outline
+
     declared: tuple[int, ...] = ()
 
     @classmethod
@@ -186,6 +197,8 @@ class RemoteSilo(Silo):
 class Canaries:
     """Records that were put among a silo's by a coin each; those that are in come last there."""
 
+    __repr__ = in_outline
+
     silo: str
     records: Records
     included: Tensor  # (n,) bool
@@ -199,6 +212,8 @@ class Canaries:
 @dataclass(frozen=True, eq=False)
 class Federation:
     """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
+
+    __repr__ = in_outline
 
     name: str
     silos: tuple[Silo, ...]

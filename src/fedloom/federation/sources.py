@@ -91,7 +91,7 @@ def _frequencies(name: str) -> Dataset:
     def records(table: Records) -> Records:
         return replace(table, x=frequencies.of_images(table.x.squeeze(1), KEPT), kind=frequencies.MODALITY.name)
 
-    return replace(images, name=f"{name}-frequencies-sample", train=records(images.train), test=records(images.test))
+    return replace(images, name=f"{name}-frequencies", train=records(images.train), test=records(images.test))
 
 
 def _full(name: str) -> Dataset:
@@ -108,12 +108,12 @@ _OWN = {
     "fashion-mnist-sample": Source(
         "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist"), public=True
     ),
-    "mnist-frequencies-sample": Source(
+    "mnist-frequencies": Source(
         "MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
         lambda _: _frequencies("mnist"),
         public=True,
     ),
-    "fashion-mnist-frequencies-sample": Source(
+    "fashion-mnist-frequencies": Source(
         "Fashion-MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
         lambda _: _frequencies("fashion-mnist"),
         public=True,

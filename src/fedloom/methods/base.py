@@ -21,6 +21,7 @@ from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
+from fedloom.outline import in_outline
 from fedloom.privacy.payload_sums import Statistic
 from fedloom.registry import Registry, values_in
 from fedloom.settings import parse
@@ -114,6 +115,8 @@ class PayloadRule:
 @dataclass(frozen=True)
 class SampleInputs:
     """What samples are made of, one row for each."""
+
+    __repr__ = in_outline
 
     noise: Mapping[str, Tensor]
     group: Tensor

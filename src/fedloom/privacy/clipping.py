@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
+from fedloom.outline import in_outline
 
 
 def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
@@ -25,6 +26,8 @@ def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
 class Lengths:
     """How long the gradients of a pass are."""
 
+    __repr__ = in_outline
+
     norms: Tensor  # (rows,) or (units,)
     mask: Tensor  # 0 where a row is padding
     bound: Tensor  # that the steps so far led to
@@ -33,6 +36,8 @@ class Lengths:
 @dataclass(frozen=True)
 class Count:
     """How many gradients of a step were short."""
+
+    __repr__ = in_outline
 
     below: Tensor  # the (noisy) share of norms within the bound
     bound: Tensor

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 # Sums over examples are rounded also where the places of one of them cancel: so much of their size adds to its norm.
+from fedloom.outline import in_outline
+
 ROUNDING = 4e-6
 UNIT = 2.0**-24  # what one addition in float32 may lose
 FAR = 1e18  # the factors that bring back what is longer would be lost themselves
@@ -73,6 +75,8 @@ class Rows:
 @dataclass(frozen=True, eq=False)
 class Whole:
     """The gradient of each example, written out."""
+
+    __repr__ = in_outline
 
     gradient: Tensor  # (examples, *shape)
 

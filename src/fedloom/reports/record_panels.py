@@ -96,7 +96,7 @@ def latent_space(subject: Subject) -> Drawn:
     return figures, numbers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Plane:
     """Two directions through the cloud of codes."""
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.errors import RunFolderError
+from fedloom.outline import in_outline
 from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
 from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
 from fedloom.sharing.codec import packed
@@ -26,6 +27,8 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class Checkpoint:
     """A federation's state as named tensors, and what the index says about it."""
+
+    __repr__ = in_outline
 
     round: int
     server: Tensors

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from fedloom.errors import EgressError, FedloomError
 from fedloom.federation.rounds import Site
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
 
 
 @dataclass(frozen=True)
 class Update:
     """Blocks by owner and payloads by name, from one silo in one round."""
+
+    __repr__ = in_outline
 
     silo: str
     round: int

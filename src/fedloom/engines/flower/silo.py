@@ -25,6 +25,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.outline import in_outline
 from fedloom.privacy.accounting import NoGuarantee
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
@@ -84,6 +85,8 @@ UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """An experiment at this silo, ready to train: it stays loaded from round to round."""
+
+    __repr__ = in_outline
 
     trainer: Trainer
     privacy: SiloPrivacy | None  # under DP-SGD
