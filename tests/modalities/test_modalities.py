@@ -73,5 +73,7 @@ def test_what_does_not_fit_the_records_is_named(overrides: tuple[str, ...], comp
 
 
 def test_a_modality_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown modality 'images'; did you mean 'image'\? \(allowed: frequencies, image, vec"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown modality 'images'; did you mean 'image'\? \(allowed: frequencies, image, vec"
+    ):
         modality_of("images", (1, 2, 3))

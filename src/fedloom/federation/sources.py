@@ -91,7 +91,7 @@ def _frequencies(name: str) -> Dataset:
     def records(table: Records) -> Records:
         return replace(table, x=frequencies.of_images(table.x.squeeze(1), KEPT), kind=frequencies.MODALITY.name)
 
-    return replace(images, name=f"{name}-frequencies", train=records(images.train), test=records(images.test))
+    return replace(images, name=f"{name} by frequencies", train=records(images.train), test=records(images.test))
 
 
 def _full(name: str) -> Dataset:
@@ -113,7 +113,7 @@ _OWN = {
         lambda _: _frequencies("mnist"),
         public=True,
     ),
-    "fashion-mnist-frequencies": Source(
+    "fashion-frequencies": Source(
         "Fashion-MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
         lambda _: _frequencies("fashion-mnist"),
         public=True,

@@ -75,8 +75,11 @@ def _story(subject: Subject, label: str, budget: int) -> Story:
     if subject.is_public:
         return story
     parents = parents_of(subject.run.folder)
-    named = {part: without_places(getattr(story, part), parents) for part in ("facts", "findings", "panels")}
-    return replace(story, **named)
+    panels = {
+        name: replace(panel, missing=without_places(panel.missing, parents)) for name, panel in story.panels.items()
+    }
+    named = {part: without_places(getattr(story, part), parents) for part in ("facts", "findings")}
+    return replace(story, panels=panels, **named)
 
 
 def _federation(data: DataConfig, audit: AuditConfig, seed: int) -> Federation | str:

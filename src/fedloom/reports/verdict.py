@@ -184,7 +184,7 @@ def _nearness(groups: Mapping[str, Mapping[str, float | None]]) -> Clause:
         "green": f"{samples} come near to real records",
         "amber": f"{samples} are only roughly like real records",
         "red": f"{samples} are hardly nearer to real records than one average image"
-        if known[group] >= 0
+        if known[group] >= -FAR
         else f"{samples} are farther from real records than their average is",
     }[tone]
     share = f"{max(0.0, min(1.0, known[group])):.0%} of the way from their average"
