@@ -11,9 +11,10 @@ import pytest
 
 from fedloom.config import DataConfig
 from fedloom.deployment.charter import Charter
-from fedloom.experiment import Experiment
+from fedloom.experiment import Experiment, train
 from fedloom.experiment.origin import origin_of
 from fedloom.federation.building import build_federation
+from fedloom.reports.report import write_report
 from fedloom.runs.folder import DataSource, RunFolder
 from fedloom.streams import Streams
 from support import federation_of, tiny_config
@@ -83,3 +84,12 @@ def test_records_may_be_marked_as_public_later_and_it_stays_the_same_experiment(
     assert (folder.data_source.public, again.data_source.public) == (False, True)
     assert again.config.digest() == folder.config.digest()
     assert json.loads((folder.path / "environment.json").read_text())["data"]["public"] is False
+
+
+def test_what_is_mailed_does_not_have_the_digest(tmp_path: Path) -> None:
+    """Whoever guesses the records could tell from it that he is right."""
+    run = train(tiny_config("rounds=1"), tmp_path / "run")
+    write_report([run], tmp_path / "report.html")
+    for mailed in tmp_path.glob("report.*"):
+        assert run.folder.data_source.digest not in mailed.read_text(encoding="utf-8")
+    assert run.folder.data_source.digest in (tmp_path / "run" / "environment.json").read_text()

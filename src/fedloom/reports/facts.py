@@ -21,9 +21,8 @@ from fedloom.reports.logs import History, histories
 from fedloom.reports.reading import FolderReader
 from fedloom.reports.subject import Subject
 from fedloom.reports.verdict import Judged, Verdict, read_judged, verdict_of
+from fedloom.runs.folder import DIGEST
 from fedloom.runs.metrics import family_of
-
-DIGEST = "data.digest"  # in environment.json: whoever guesses records could tell from it that he is right
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         with_records=subject.with_records and not subject.is_public,
         parameters=_parameters(subject.generator) if subject.generator else {},
         metrics=metrics,
-        environment={key: value for key, value in files.mapping("environment.json").items() if key != DIGEST},
+        environment={name: value for name, value in files.mapping("environment.json").items() if name != DIGEST},
         config=settings,
         reproduce=shlex.join(["fedloom", "run", str(folder.path / "run.toml"), "--out", f"{folder.path}-again"]),
         no_records=subject.no_records,

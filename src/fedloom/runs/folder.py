@@ -34,6 +34,7 @@ from fedloom.runs.metrics import is_metric
 ENDS = ("finished", "diverged")
 SECRET_FILE, SECRET = "noise.key", 32  # bytes
 NOISE, DATA = "noise", "data"  # in environment.json
+DIGEST = f"{DATA}.digest"  # whoever guesses the records could tell from it that he is right
 
 
 @dataclass(frozen=True)
