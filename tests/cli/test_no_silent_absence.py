@@ -55,7 +55,7 @@ def test_a_setting_of_privacy_without_a_mechanism_is_refused_before_a_run_begins
     with pytest.raises(NoMechanismError, match=rf"^privacy\.{name} = .*; add privacy\.mechanism=dp-sgd, or leave out"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    load_config("privacy/demo-dp", [f"privacy.{name}={CHANGED[name]}"]).privacy.check_mechanism()
+    load_config("privacy/demo", [f"privacy.{name}={CHANGED[name]}"]).privacy.check_mechanism()
 
 
 def test_the_command_names_the_line_to_add_and_leaves_nothing(refused: Refused, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_what_an_older_version_began_stays_readable_and_goes_on(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("source", "assignments", "epsilon"),
     [
-        ("privacy/demo-dp", ["privacy.mechanism=none"], 0.0),
-        ("privacy/demo-dp", ["privacy.mechanism='none'"], 0.0),
-        ("privacy/demo-dp", ["privacy.clip=2", "rounds=3"], 10.0),
+        ("privacy/demo", ["privacy.mechanism=none"], 0.0),
+        ("privacy/demo", ["privacy.mechanism='none'"], 0.0),
+        ("privacy/demo", ["privacy.clip=2", "rounds=3"], 3.0),
         ("dp-cvae/table1/cifar10-iid/cvae", [], 0.0),
     ],
 )
@@ -108,7 +108,7 @@ def test_without_a_mechanism_no_setting_comes_from_beneath(source: str, assignme
 
 
 def test_what_is_said_beside_none_is_still_refused() -> None:
-    privacy = load_config("privacy/demo-dp", ["privacy.mechanism=none", "privacy.epsilon=3"]).privacy
+    privacy = load_config("privacy/demo", ["privacy.mechanism=none", "privacy.epsilon=3"]).privacy
     with pytest.raises(NoMechanismError, match=r"^privacy\.epsilon = 3\.0 without privacy\.mechanism"):
         privacy.check_mechanism()
 

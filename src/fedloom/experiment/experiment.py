@@ -20,6 +20,7 @@ from fedloom.engines.domain import check_domain
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.origin import check_origin, check_records, origin_of
 from fedloom.experiment.run_loop import Observer, RunLoop
@@ -225,6 +226,8 @@ class Run:
             found |= values
             if progress is not None:
                 progress(name, seconds)
+        if number == self.folder.rounds_done:
+            self.folder.record_judgement(judge(evaluation, number))
         return found
 
 

@@ -13,6 +13,7 @@ from fedloom.engines.base import NO_SECRETS, Engine, FederationState, Job, Outco
 from fedloom.engines.charging import Charging, noise_source
 from fedloom.engines.choice import make_engine
 from fedloom.errors import RunFolderError
+from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.states import KeptModels, checkpoint_of
 from fedloom.federation.rounds import RoundContext
@@ -182,7 +183,11 @@ class RunLoop:
                 images = generator.sample(GRID, group=group, seed=config.seed, pathway=way, device=device)
                 save_shown(images, samples / file_name(group), kind=kind)
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
-        return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
+        evaluation = self.evaluator.evaluation(generator, KeptModels(state, federation), rounds, left)
+        metrics = self.evaluator.values(evaluation)
+        if state.round == config.rounds:
+            folder.record_judgement(judge(evaluation, state.round))
+        return metrics
 
 
 def run_together(

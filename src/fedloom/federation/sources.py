@@ -18,6 +18,7 @@ from fedloom.federation.charm import load_charm
 from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
 from fedloom.federation.parquet import load_parquet
 from fedloom.federation.records import Dataset, Records, concatenate
+from fedloom.modalities import frequencies
 from fedloom.registry import Registry
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
@@ -36,6 +37,7 @@ FASHION_CLASSES = tuple(
         "ankle-boot",
     )
 )
+KEPT = 8  # frequencies along each side
 CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
 
 
@@ -84,6 +86,16 @@ def _sample(name: str) -> Dataset:
     return _domain(f"{name}-sample", name, lambda split, kind: sample.load(name, split, kind))
 
 
+def _frequencies(name: str) -> Dataset:
+    """The sample by its lowest frequencies: as short as embeddings, and still something to look at."""
+    images = _sample(name)
+
+    def records(table: Records) -> Records:
+        return replace(table, x=frequencies.of_images(table.x.squeeze(1), KEPT), kind=frequencies.MODALITY.name)
+
+    return replace(images, name=f"{name} by frequencies", train=records(images.train), test=records(images.test))
+
+
 def _full(name: str) -> Dataset:
     return _domain(name, name, lambda split, kind: archives.load(name, split, kind))
 
@@ -97,6 +109,16 @@ _OWN = {
     "mnist-sample": Source("MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("mnist"), public=True),
     "fashion-mnist-sample": Source(
         "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist"), public=True
+    ),
+    "mnist-frequencies": Source(
+        "MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
+        lambda _: _frequencies("mnist"),
+        public=True,
+    ),
+    "fashion-frequencies": Source(
+        "Fashion-MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
+        lambda _: _frequencies("fashion-mnist"),
+        public=True,
     ),
     "mixed-mnist": Source(
         "MNIST and Fashion-MNIST as two groups, 60,000 + 10,000 images each; see 'fedloom data get'",

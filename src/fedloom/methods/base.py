@@ -298,7 +298,7 @@ class Recipe:
 
     def check(self, setting: Setting) -> None:
         """Complain about records that it cannot learn."""
-        if self.modalities and setting.modality.family not in self.modalities:
+        if self.modalities and not {setting.modality.family, setting.modality.learned_as} & set(self.modalities):
             known = [MODALITIES[name] for name in self.modalities]
             wanted = " or ".join(modality.plural for modality in known)
             hint = "".join(f"; see '{modality.made_by}'" for modality in known if modality.made_by)

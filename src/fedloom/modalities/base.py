@@ -54,6 +54,7 @@ class Modality:
     extremes: Callable[[Tensor, Tensor], Tensor] = extremes  # stored ones unlike any, from a coin for each number
     made_by: str = ""  # the command that makes such records of others, if one does
     with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one
+    learned_as: str = ""  # another modality whose methods can learn it as well
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name: another process finds it in its own registry."""

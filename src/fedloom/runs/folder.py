@@ -158,6 +158,10 @@ class RunFolder:
         """What ``fedloom audit`` found last; empty where it has not looked."""
         return self._found("audit.json")
 
+    def record_judgement(self, found: Mapping[str, Any]) -> None:
+        """Keep the numbers by which the run is judged."""
+        write_json(self.path / "verdict.json", found)
+
     def record_downstream(self, found: Mapping[str, Any]) -> None:
         """Keep what ``fedloom downstream`` found last."""
         write_json(self.path / "downstream.json", found)
