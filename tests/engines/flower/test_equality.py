@@ -37,7 +37,8 @@ CASES = {
 
 def reference_and_deployed(tmp_path: Path, config: Config) -> Deployment:
     """The reference run in ``reference``, the deployed one in ``server``, both with noise that can be repeated."""
-    config = replace(config, privacy=replace(config.privacy, noise="test"))
+    if config.privacy.mechanism != "none":
+        config = replace(config, privacy=replace(config.privacy, noise="test"))
     federation = build_federation(config.data, Streams(config.seed))
     train(config, tmp_path / "reference", federation)
     deployment = Deployment(tmp_path, config, federation)
