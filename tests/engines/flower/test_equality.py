@@ -114,6 +114,7 @@ def test_losses_are_in_the_reports_of_silos_alone(tmp_path: Path) -> None:
     at_server = rows(tmp_path / "server", "metrics.jsonl")
     assert [sorted(row) for row in at_server] == [["participants", "round", "steps"]] * 2
     kept = {"checkpoints", "egress.jsonl", "environment.json", "metrics.jsonl", "run.toml", "samples", "status.json"}
+    kept |= {"verdict.json"}  # of what the server knows: without a public set it says why there is none
     assert set(names_in(tmp_path / "server")) == kept
     at_silos = [rows(deployment.home(n) / "runs" / "run-1", "metrics.jsonl") for n in range(4)]
     for number, row in enumerate(rows(tmp_path / "reference", "metrics.jsonl")):
