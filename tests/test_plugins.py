@@ -141,7 +141,7 @@ def test_a_plug_in_of_a_name_that_is_taken_is_a_mistake(installed: Path, tmp_pat
 
 def test_the_page_names_every_group_of_entry_points() -> None:
     sources = (path.read_text(encoding="utf-8") for path in Path(fedloom.__file__).parent.rglob("*.py"))
-    groups = {group for text in sources for group in re.findall(r'Registry\(\s*"[a-z ]+", "(fedloom\.\w+)"', text)}
+    groups = {group for text in sources for group in re.findall(r'Registry\(\s*"[a-z ]+",\s+"(fedloom\.\w+)"', text)}
     assert {"fedloom.methods", "fedloom.modalities"} <= groups
     page = (TEMPLATE.parents[1] / "docs" / "how-to" / "own-plugin.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(fedloom\.\w+)`", page, re.MULTILINE)) == groups
@@ -152,3 +152,17 @@ def test_a_process_that_lists_nothing_imports_no_plug_in(plugin_folder: Path) ->
     install(plugin_folder, "eager", "1.0", source, {"fedloom.methods": {"eager": "RECIPE"}})
     program = "from fedloom.methods.base import METHODS; assert 'eager' in METHODS; METHODS['fedvae']"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("class HALF:\n    pass\n", "the class HALF"), ("HALF = 0.5\n", "a float")], ids=str
+)
+def test_a_merge_that_is_none_ends_with_one_sentence(
+    plugin_folder: Path, tmp_path: Path, value: str, found: str
+) -> None:
+    install(plugin_folder, "halves", "1.0", value, {"fedloom.merges": {"half": "HALF"}})
+    (tmp_path / "tiny.toml").write_text(tiny_config("server.merge=half").to_toml(), encoding="utf-8")
+    told = called("run", tmp_path / "tiny.toml", "--out", tmp_path / "run", code=2)
+    sentence = f"merge 'half' of halves==1.0 is {found}, not a class that derives from Merge"
+    assert told.startswith(f"Error: server.merge: {sentence} (more in")
+    assert told.count("\n") == 1

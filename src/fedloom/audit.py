@@ -16,7 +16,7 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.summary import summarise
 from fedloom.runs.files import explained
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.images import save_grid
+from fedloom.runs.images import save_shown
 
 SCHEMA = 1
 
@@ -81,8 +81,8 @@ def _save(folder: RunFolder, pictures: Mapping[str, Pictures], kind: str) -> Non
     """Three rows for each generator: outliers, what it makes of them, and the typical record nearest to that."""
     for name, rows in pictures.items():
         images = torch.cat([rows.outliers, rows.outputs, rows.typical])
-        if modality_of(kind, images.shape[1:]).tiles(images) is not None:
-            path = folder.path / "audit" / f"outliers-{file_name(name)}.png"
+        if modality_of(kind, images.shape[1:]).shows(images.shape[1:]):
+            path = folder.path / "audit" / f"outliers-{file_name(name)}"
             with explained(path):
                 path.parent.mkdir(exist_ok=True)
-            save_grid(images, path, columns=len(rows.outliers), kind=kind)
+            save_shown(images, path, columns=len(rows.outliers), kind=kind)

@@ -95,11 +95,14 @@ class Plugin:
 class Registry(Generic[T]):
     """Values of one kind by name.
 
-    ``noun`` is what sentences call one, ``group`` the entry points' name for them, ``kind`` the type of a value.
+    ``noun`` is what sentences call one, ``group`` the entry points' name for them, ``kind`` the type of a value, or
+    the class that values derive from where they are ``classes`` themselves.
     """
 
-    def __init__(self, noun: str, group: str, kind: type, own: Callable[[], Mapping[str, T]]) -> None:
-        self.noun, self.group, self.kind, self._find = noun, group, kind, own
+    def __init__(
+        self, noun: str, group: str, kind: type, own: Callable[[], Mapping[str, T]], *, classes: bool = False
+    ) -> None:
+        self.noun, self.group, self.kind, self._find, self.classes = noun, group, kind, own, classes
 
     @cached_property
     def own(self) -> dict[str, T]:
@@ -136,11 +139,16 @@ class Registry(Generic[T]):
 
     def _loaded(self, name: str, plugin: Plugin) -> T:
         value = plugin.load(f"{self.noun} '{name}'")
-        if not isinstance(value, self.kind):
-            raise ConfigError(
-                f"{self.noun} '{name}' of {plugin.origin} is a {type(value).__name__}, not a {self.kind.__name__}"
-            )
+        if not self._fits(value):
+            found = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            wanted = f"a class that derives from {self.kind.__name__}" if self.classes else f"a {self.kind.__name__}"
+            raise ConfigError(f"{self.noun} '{name}' of {plugin.origin} is {found}, not {wanted}")
         return cast("T", value)
+
+    def _fits(self, value: object) -> bool:
+        if self.classes:
+            return isinstance(value, type) and issubclass(value, self.kind)
+        return isinstance(value, self.kind)
 
     def origin(self, name: str) -> str:
         """The package that a name comes from, with its version where that is a plug-in."""

@@ -92,6 +92,18 @@ def test_runs_of_one_federation_share_its_records() -> None:
     assert [len(stack.table.records) for stack in engine._stacks] == [sum(map(len, UNEQUAL.silos))]
 
 
+def test_records_of_different_modality_lie_in_tables_of_their_own() -> None:
+    """Equal dtype, equal shape, equal models: all that differs is what the numbers are."""
+    silos = tuple(replace(silo, train=replace(silo.train, kind="vector")) for silo in UNEQUAL.silos)
+    vectors = replace(UNEQUAL, silos=silos, test=replace(UNEQUAL.test, kind="vector"))
+    trainers = [trainer_of(config_of("seed=1"), federation)[0] for federation in (UNEQUAL, vectors)]
+    engine = FusedEngine(trainers[0], IN_CHUNKS, packed=trainers[1:])
+    assert sorted(
+        (stack.table.records.modality.name, {member.silo.train.modality.name for member in stack.members})
+        for stack in engine._stacks
+    ) == [("image", {"image"}), ("vector", {"vector"})]
+
+
 @dataclass(frozen=True)
 class Attentive:
     """Looks at who takes part."""

@@ -109,6 +109,13 @@ def test_mistakes_are_named(changes: dict[str, object], sentence: str) -> None:
         build({**OUTLIERS, **changes})
 
 
+def test_outliers_of_another_modality_are_refused(tmp_path: Path) -> None:
+    """Equal in shape and dtype, and still other records."""
+    np.savez(tmp_path / "other.npz", x_train=np.zeros((50, 1, 28, 28), np.uint8), modality="vector")
+    with pytest.raises(DataError, match=r"^data.outliers.source = 'npz' has vectors, but the silos hold images$"):
+        build({**OUTLIERS, "source": "npz", "path": str(tmp_path / "other.npz")})
+
+
 @pytest.mark.parametrize(
     ("side", "sentence"),
     [

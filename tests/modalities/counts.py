@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import DataError
-from fedloom.modalities.base import Modality, Tiles
+from fedloom.modalities.base import Columns, Modality, Tiles
 
 HEIGHT, WIDTH = 16, 3  # of the largest count's bar
 
@@ -54,6 +55,23 @@ def tiles(x: Tensor) -> Tiles:
     return np.where(bars, 0, 255).astype(np.uint8).repeat(WIDTH, axis=2)[..., None]
 
 
+def in_columns(x: Tensor, names: tuple[str, ...] = ()) -> Columns:
+    steps = names or tuple(f"step {number}" for number in range(1, x.shape[1] + 1))
+    if len(steps) != x.shape[1]:
+        raise DataError(f"{len(steps)} steps have a name, but sequences have {x.shape[1]}")
+    return dict(zip(steps, encode(x).T, strict=True))
+
+
+def with_schema(schema: str) -> Modality:
+    """Steps by their names: then a table says more than bars do."""
+    return replace(
+        MODALITY,
+        plural=f"sequences of counts ({schema})",
+        tiles=lambda _: None,
+        in_columns=partial(in_columns, names=tuple(schema.split(","))),
+    )
+
+
 MODALITY = Modality(
     name="counts",
     plural="sequences of counts",
@@ -65,4 +83,9 @@ MODALITY = Modality(
     likelihoods={"poisson": lambda _: Poisson()},
     values="expected counts",
     metrics=("spread", "likelihood", "frechet", "cost"),
+    in_columns=in_columns,
+    from_columns=lambda columns: np.stack(list(columns.values()), axis=1),
+    made_up=lambda uniform: (10 * uniform).floor(),
+    extremes=lambda coins, x: torch.where(coins, 0, x.amax(dim=0)),
+    with_schema=with_schema,
 )

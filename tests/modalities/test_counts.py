@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +16,21 @@ import pytest
 import torch
 from PIL import Image
 from torch import distributions
+from typer.testing import CliRunner
 
 from engines.killing import train_until_write
-from fedloom.cli import main
-from fedloom.config import Config, load_config
+from fedloom.cli import app, main
+from fedloom.config import AuditConfig, Config, load_config
 from fedloom.deployment import worker
 from fedloom.deployment.charter import Charter, load_records
 from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.errors import ConfigError, DataError
 from fedloom.experiment import Experiment, Run, load, resume, train
 from fedloom.federation.building import build_federation, federation_from_arrays
-from fedloom.modalities.base import MODALITIES
+from fedloom.federation.canaries import with_canaries
+from fedloom.federation.parquet import load_parquet
+from fedloom.federation.records import concatenate
+from fedloom.modalities.base import MODALITIES, modality_of
 from fedloom.registry import allow_only
 from fedloom.release.export import export, load_generators
 from fedloom.release.synthesis import SynthesisOrder, synthesize
@@ -32,6 +38,7 @@ from fedloom.reports.report import write_report
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
+from fedloom.studio.explorer import Explorer
 from local_grid import Deployment
 from modalities.toy import FILES, RATES, STEPS, installed, write_counts
 from support import assert_same_run, equal_bits
@@ -146,12 +153,97 @@ def test_its_releases_hold_whole_numbers(run: Run, tmp_path: Path) -> None:
     expected = torch.cat([run.sample(20, group=group, seed=seed) for group in RATES]).round().to(torch.int32).numpy()
     assert (stored["x_train"].dtype, str(stored["modality"])) == (np.int32, "counts")
     assert np.array_equal(stored["x_train"], expected)
-    table = pyarrow.parquet.read_table(next((tmp_path / "parquet" / "data").glob("*.parquet")))
-    assert table["values"].to_pylist() == expected.tolist()
-    again = config_of(tmp_path / "npz" / "data.npz", "data.partition=groups", "data.silos=1")
-    assert build_federation(again.data, Streams(0)).modality is MODALITIES["counts"]
-    with pytest.raises(ConfigError, match="folder holds images of 1 or 3 channels, and these records have shape"):
+    (file,) = (tmp_path / "parquet" / "data").glob("*.parquet")
+    table = pyarrow.parquet.read_table(file)
+    assert table.column_names == [*(f"step {number}" for number in range(1, STEPS + 1)), "group"]
+    assert {str(kind) for kind in table.schema.types[:-1]} == {"int32"}
+    assert [list(row.values())[:-1] for row in table.to_pylist()] == expected.tolist()
+    manifest = json.loads((tmp_path / "parquet" / "manifest.json").read_text())
+    assert manifest["columns"] == {f"step {number}": "int32" for number in range(1, STEPS + 1)}
+    for source, path in (("npz", tmp_path / "npz" / "data.npz"), ("parquet", file)):
+        again = config_of(path, f"data.source={source}", "data.partition=groups", "data.silos=1")
+        federation = build_federation(again.data, Streams(0))
+        assert (federation.modality, federation.groups) == (MODALITIES["counts"], ("ct", "mri"))
+        held = torch.cat([*(silo.train.x for silo in federation.silos), federation.test.x])
+        assert sorted(held.tolist()) == sorted(expected.tolist())
+    with pytest.raises(ConfigError, match="folder holds images of 1 or 3 channels, and these sequences of counts have"):
         synthesize(run, tmp_path / "folder", SynthesisOrder(records=4, form="folder"), accept_risk=True)
+
+
+DAYS = ("mon", "tue", "wed", "thu", "fri")
+WEEKS = f"counts/{','.join(DAYS)}"
+
+
+@pytest.fixture(scope="module")
+def weeks(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on records with a schema, which nobody wrote to a file."""
+    drawn = np.random.default_rng(1)
+    silos = {f"{group}-0": drawn.poisson(rates, (40, STEPS)) for group, rates in RATES.items()}
+    groups = {f"{group}-0": group for group in RATES}
+    federation = federation_from_arrays(silos, groups, modality=WEEKS)
+    config = config_of(Path("none"), "rounds=1", "evaluation.metrics=[]")
+    return train(config, tmp_path_factory.mktemp("weeks") / "run", federation)
+
+
+def test_its_schema_travels_in_its_name(weeks: Run, tmp_path: Path) -> None:
+    generator = load(weeks.folder.path).generator()
+    modality = modality_of(generator.kind, (STEPS,))
+    assert (generator.kind, modality.family, modality_of(WEEKS, ()) is modality) == (WEEKS, "counts", True)
+    assert pickle.loads(pickle.dumps(modality)) is modality
+    assert modality.schema((STEPS,)) == {
+        "modality": WEEKS,
+        "shape": [STEPS],
+        "values": "expected counts",
+        "columns": dict.fromkeys(DAYS, "int32"),
+    }
+    synthesize(weeks, tmp_path / "out", SynthesisOrder(records=8, form="parquet"), accept_risk=True)
+    (file,) = (tmp_path / "out" / "data").glob("*.parquet")
+    assert pyarrow.parquet.read_table(file).column_names == [*DAYS, "group"]
+    assert load_parquet(str(file)).train.modality is modality
+    charter = Charter.of({"name": "f", "address": "f:1", "silos": {"a": "ct"}, "shape": [STEPS], "modality": WEEKS})
+    assert Charter.of(charter.to_mapping()).at_the_server().modality is modality
+    with pytest.raises(
+        DataError, match=r"^sequences of counts \(mon,.*\) and sequences of counts do not go into one table$"
+    ):
+        concatenate([replace(charter.at_the_server().test, kind=kind) for kind in (WEEKS, "counts")])
+
+
+def test_records_of_columns_are_shown_as_tables(weeks: Run, tmp_path: Path) -> None:
+    sample = weeks.sample(64, group="ct", seed=weeks.config.seed).round().int().tolist()
+    rows = (weeks.folder.path / "samples" / "round-0001" / "ct.csv").read_text().splitlines()
+    assert rows == [",".join(DAYS), *(",".join(map(str, row)) for row in sample)]
+    write_report([load(weeks.folder.path)], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    few = weeks.sample(16, group="ct").round().int().tolist()
+    cells = '</td><td class="n">'
+    assert all(f'<tr><td class="n">{cells.join(map(str, row))}</td></tr>' in page for row in few)
+    told = CliRunner().invoke(app, ["sample", str(weeks.folder.path), "--group", "ct", "--out", f"{tmp_path}/a.png"])
+    assert told.stdout == f"{tmp_path}/a.csv: 64 records of ct\n"
+    with pytest.raises(
+        ConfigError, match=r"sequences of counts .* of shape .* have no pictures, so there is nothing to"
+    ):
+        Explorer(weeks.generator(), 1)
+
+
+def test_a_schema_that_does_not_fit_is_named() -> None:
+    with pytest.raises(DataError, match=r"^2 steps have a name, but sequences have 5$"):
+        modality_of("counts/mon,tue", (STEPS,)).schema((STEPS,))
+    with pytest.raises(ConfigError, match=r"^modality 'image' takes no schema, but 'image/rgb' gives it one$"):
+        modality_of("image/rgb", (3, 4, 4))
+
+
+def test_trials_and_canaries_are_counts(data: Path) -> None:
+    config = config_of(data, "privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1", "local.batch_size=4")
+    tried = Experiment.of(config).trainer.made_up(0).x
+    assert torch.equal(tried, tried.floor())
+    assert set(tried.flatten().tolist()) <= set(range(10))
+    assert tried.max() > 1
+    plain = build_federation(config.data, Streams(0))
+    planted = with_canaries(plain, AuditConfig(canaries=200, silos=("ct-0",)), Streams(0))
+    highest = plain.silos[0].train.x.amax(dim=0)
+    assert len(set(highest.tolist())) > 1
+    for step in range(STEPS):
+        assert set(planted.canaries[0].records.x[:, step].tolist()) == {0, highest[step].item()}
 
 
 def test_its_generators_read_back_sample_the_same(run: Run, tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.building import federation_from_arrays
+from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.methods.base import Setting, make_method
-from fedloom.modalities.base import MODALITIES, modality_of
+from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from support import federation_of, tiny_config
 
 
@@ -39,6 +42,13 @@ def test_a_table_keeps_its_kind_whatever_is_taken_of_it() -> None:
     records = replace(images(4), kind="vector")
     for table in (records.take(torch.tensor([1, 2])), records.of_group(0), records.to("cpu")):
         assert table.modality is MODALITIES["vector"]
+
+
+def test_tables_of_different_modality_do_not_become_one() -> None:
+    plain, named = images(2), replace(images(3), kind="image")
+    assert len(concatenate([plain, named])) == 5
+    with pytest.raises(DataError, match=r"^images and vectors do not go into one table$"):
+        concatenate([plain, named, replace(plain, kind="vector")])
 
 
 def test_silos_of_different_modality_are_refused_in_one_sentence() -> None:
@@ -70,6 +80,28 @@ def test_silos_of_different_modality_are_refused_in_one_sentence() -> None:
 def test_what_does_not_fit_the_records_is_named(overrides: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=f"^{complaint}"):
         make_method(Setting(tiny_config(*overrides), (1, 2, 3), ("all",), ("x", "y"), ("a",)))
+
+
+def test_the_page_about_modalities_names_every_field() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "how-to", "own-modality.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w.*?) \|", page, re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`(\w+)", row)] == [field.name for field in fields(Modality)]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_images_go_into_columns_and_come_back(channels: int) -> None:
+    modality, x = MODALITIES["image"], torch.rand(4, channels, 5, 6)
+    columns, shape = modality.columns(x), (channels, 5, 6)
+    assert list(columns) == ["values" if channels == 2 else "image"] == list(modality.schema(shape)["columns"])
+    back = modality.decode(modality.read(modality.restored(columns, shape), "columns"))
+    torch.testing.assert_close(back, x, rtol=0, atol=0.0 if channels == 2 else 0.5 / 255 + 1e-6)
+    with pytest.raises(DataError, match=r"^images have the columns (image|values), not age$"):
+        modality.restored({"age": np.zeros(4)}, shape)
+
+
+def test_arrays_of_another_modality_than_they_say_are_refused() -> None:
+    with pytest.raises(DataError, match=r"^silo 'a' has shape \(20, 6\); give images of shape \(n, height, width\)"):
+        federation_from_arrays({"a": np.zeros((20, 6))}, modality="image")
 
 
 def test_a_modality_that_is_not_there_is_named() -> None:

@@ -116,7 +116,7 @@ def test_noise_on_the_way_stays_at_its_mean_and_a_class_is_told() -> None:
 @pytest.mark.parametrize("shape", [(7,), (2, 4, 4)])
 def test_what_is_no_image_is_not_explored(shape: tuple[int, ...]) -> None:
     way = Pathway({"z": (2,)}, lambda _, inputs: torch.zeros(len(inputs.noise["z"]), *shape), "", ())
-    with pytest.raises(ConfigError, match="are no images, so there is nothing to look at"):
+    with pytest.raises(ConfigError, match="have no pictures, so there is nothing to look at"):
         Explorer(one_pathway(way), 1)
 
 

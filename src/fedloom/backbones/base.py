@@ -57,8 +57,13 @@ def in_colour(images: Tensor) -> Tensor:
     return images.expand(-1, 3, -1, -1)
 
 
-def resized(images: Tensor, resolution: int) -> Tensor:
-    """Square images of that side, bilinear and antialiased."""
+def require_height_and_width(images: Tensor) -> None:
+    """Complain about what cannot be resized."""
     if images.dim() != 4:
         raise DataError(f"this backbone needs images (channels, height, width), not {tuple(images.shape[1:])}")
+
+
+def resized(images: Tensor, resolution: int) -> Tensor:
+    """Square images of that side, bilinear and antialiased."""
+    require_height_and_width(images)
     return functional.interpolate(images, size=(resolution, resolution), mode="bilinear", antialias=True)

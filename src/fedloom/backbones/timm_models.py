@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.backbones.base import Backbone, in_colour
+from fedloom.backbones.base import Backbone, in_colour, require_height_and_width
 from fedloom.errors import ConfigError, DataError, MissingExtraError
 
 _EXTRA = "install it with: pip install 'fedloom[backbones]'"
@@ -37,8 +37,7 @@ class TimmModel(Backbone):
 
     def extract(self, images: Tensor) -> Tensor:
         """Resize, cut out the middle, normalise, and pool what comes before the head."""
-        if images.dim() != 4:
-            raise DataError(f"this backbone needs images (channels, height, width), not {tuple(images.shape[1:])}")
+        require_height_and_width(images)
         whole = functional.interpolate(images, size=(self.whole, self.whole), mode=self.mode, antialias=True)
         edge = (self.whole - self.side) // 2
         middle = whole[..., edge : edge + self.side, edge : edge + self.side]

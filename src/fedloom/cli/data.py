@@ -105,11 +105,11 @@ def _described(federation: Federation) -> dict[str, Any]:
 
 def _print(found: Mapping[str, Any]) -> None:
     from fedloom.federation.arrays import ONE_GROUP
-    from fedloom.modalities.base import MODALITIES
+    from fedloom.modalities.base import modality_of
 
     shape = " x ".join(map(str, found["shape"]))
     say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
-    say(f"{MODALITIES[found['modality']].plural} of shape {shape}; groups: {', '.join(found['groups'])}")
+    say(f"{modality_of(found['modality'], ()).plural} of shape {shape}; groups: {', '.join(found['groups'])}")
     if found["groups"] == [ONE_GROUP]:
         say("no groups are told apart; docs/how-to/own-data.md says how to name them")
     say("")

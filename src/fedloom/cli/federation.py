@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
-from fedloom.errors import ConfigError, unknown
+from fedloom.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,10 +49,12 @@ def init(
     from fedloom.engines.flower.rules import RoundRules
 
     if modality:
-        from fedloom.modalities.base import MODALITIES
+        from fedloom.modalities.base import modality_of
 
-        if modality not in MODALITIES:  # silos follow no import path that a charter gives them
-            raise ConfigError("--modality: " + unknown("modality", modality, MODALITIES))
+        try:
+            modality_of(modality, ())  # silos follow no import path that a charter gives them
+        except ConfigError as error:
+            raise ConfigError(f"--modality: {error}") from error
     charter = Charter(
         name=name or folder.resolve().name.lower(),
         address=address,

@@ -16,7 +16,9 @@ def sample(
     folder: RunDir,
     group: Annotated[str, typer.Option(help="Whose images to generate.", show_default=False)],
     n: Annotated[int, typer.Option(help="How many images.")] = 64,
-    out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("grid.png"),
+    out: Annotated[
+        Path, typer.Option(help="The file to write: a grid of pictures as .png, or a table as .csv.")
+    ] = Path("grid.png"),
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
     prior_of: Annotated[str, typer.Option(help="Draw latents from the prior of this group instead.")] = "",
@@ -24,17 +26,17 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Generate images of a group and write them as one grid."""
-    if out.suffix.lower() != ".png":
-        raise ConfigError(f"--out = '{out}' must end in .png")
+    if out.suffix.lower() not in (".png", ".csv"):
+        raise ConfigError(f"--out = '{out}' must end in .png, or in .csv for records that are rows of a table")
     from fedloom.experiment import load
-    from fedloom.runs.images import save_grid
+    from fedloom.runs.images import save_shown
 
     run = load(folder)
     if problem := run.folder.not_for_release:
         warnings.warn(f"{folder} is {problem}", FedloomWarning, stacklevel=1)
     generator = run.generator(round_number)
     made = generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of)
-    save_grid(made, out, kind=generator.kind)
+    out = save_shown(made, out.with_suffix(""), kind=generator.kind)
     if as_json:
         show_json(
             {
@@ -48,4 +50,4 @@ def sample(
             }
         )
     else:
-        say(f"{out}: {plural(n, 'image')} of {group}")
+        say(f"{out}: {plural(n, 'image' if out.suffix == '.png' else 'record')} of {group}")

@@ -151,8 +151,6 @@ def _ending(run: Run) -> str:
 
 
 def _summarise(run: Run, as_json: bool) -> None:
-    from fedloom.methods.base import METHODS
-
     summary = _summary(run)
     if as_json:
         show_json(summary)
@@ -169,7 +167,7 @@ def _summarise(run: Run, as_json: bool) -> None:
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }
-    if METHODS.get(summary["method"], "method.name").modalities == ("vector",):
+    if run.folder.rounds_done and run.generator().teaches:
         rows["or"] = f"fedloom downstream {folder}"
     elif summary["samples"]:  # otherwise nothing that generates reached the server
         rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"

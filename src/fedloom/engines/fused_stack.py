@@ -163,8 +163,8 @@ def _stack(
 
 
 def _columns(silo: Silo) -> tuple[Any, ...]:
-    """Which columns a silo's records have, and how its examples are stored."""
-    return silo.train.x.dtype, silo.train.subject is None, silo.train.attributes is None
+    """Which columns a silo's records have, what they are and how they are stored."""
+    return silo.train.modality.name, silo.train.x.dtype, silo.train.subject is None, silo.train.attributes is None
 
 
 def _architecture(model: nn.Module) -> str:

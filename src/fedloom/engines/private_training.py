@@ -258,9 +258,9 @@ def public_batch(silo: Silo, rows: int) -> Batch:
 def made_up_records(silo: Silo, classes: int, streams: Streams) -> Records:
     """A few rows that could be the silo's and are nobody's: what comes of a trial must not depend on its records."""
     number, real = torch.arange(TRIED_ROWS), silo.train
-    count = math.prod(real.shape)
+    uniform = streams.uniform("trial", TRIED_ROWS * math.prod(real.shape)).reshape(TRIED_ROWS, *real.shape)
     return Records(
-        x=streams.uniform("trial", TRIED_ROWS * count).reshape(TRIED_ROWS, *real.shape).to(torch.float32),
+        x=real.modality.made_up(uniform.to(torch.float32)),
         y=number % classes if classes else torch.full((TRIED_ROWS,), UNLABELLED),
         group=torch.tensor(silo.groups)[number % len(silo.groups)],
         subject=None if real.subject is None else number,

@@ -20,7 +20,7 @@ from fedloom.methods.generator import Generator
 from fedloom.runs.checkpoint import save_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
-from fedloom.runs.images import save_grid
+from fedloom.runs.images import save_shown
 from fedloom.runs.stacks import Overflow
 from fedloom.runs.trackers import open_trackers
 from fedloom.sharing.update import DivergedError
@@ -155,7 +155,7 @@ class RunLoop:
             for group in federation.groups:
                 way, device = generator.pathways[0], self.evaluator.device
                 images = generator.sample(GRID, group=group, seed=config.seed, pathway=way, device=device)
-                save_grid(images, samples / f"{file_name(group)}.png", kind=kind)
+                save_shown(images, samples / file_name(group), kind=kind)
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
         return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
 

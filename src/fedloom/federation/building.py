@@ -36,12 +36,14 @@ def federation_from_arrays(
     groups: Mapping[str, str] | None = None,
     test: Mapping[str, Any] | None = None,
     name: str = "arrays",
+    modality: str = "",
 ) -> Federation:
     """A federation of examples in memory, numpy or torch: each silo's name with its ``x``, or with ``(x, y)``.
 
     ``x`` holds uint8 or float images of shape (n, height, width) or (n, channels, height, width), or float features
     (n, d); ``y`` a whole number or a text for each example. ``groups`` gives each silo's group; without it there is
     one group, "all". ``test`` gives held-out examples by silo; without it a tenth of every silo is held out.
+    ``modality`` is the name of what records are, where they are neither images nor vectors.
     """
     if not silos:
         raise DataError("silos is empty; give at least one silo's examples")
@@ -54,8 +56,8 @@ def federation_from_arrays(
             raise DataError(f"groups names no group for silo '{silo}'; give one to every silo")
     group_of = groups or dict.fromkeys(silos, ONE_GROUP)
     numbers = {silo: number for number, silo in enumerate(silos)}
-    held_out = _pooled(test, group_of, numbers) if test else None
-    dataset = replace(assemble(name, _pooled(silos, group_of, numbers), held_out), owners=tuple(silos))
+    held_out = _pooled(test, group_of, numbers, modality) if test else None
+    dataset = replace(assemble(name, _pooled(silos, group_of, numbers, modality), held_out), owners=tuple(silos))
     return _federation(dataset, by_owner(dataset))
 
 
@@ -77,12 +79,14 @@ def _federation(
     return Federation(dataset.name, silos, dataset.test, dataset.groups, dataset.classes, dataset.attributes)
 
 
-def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int]) -> Examples:
+def _pooled(
+    silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapping[str, int], modality: str
+) -> Examples:
     """The silos' examples as one table; silos without ``y`` get blank labels if others have some."""
     tables = {}
     for silo, given in silos.items():
         x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        checked = examples(x, f"silo '{silo}'")
+        checked = examples(x, f"silo '{silo}'", modality)
         tables[silo] = Examples(checked, None if y is None else column(y, len(checked), f"y of silo '{silo}'"))
     first, reference = next(iter(tables.items()))
     for silo, table in tables.items():
@@ -94,6 +98,7 @@ def _pooled(silos: Mapping[str, Any], group_of: Mapping[str, str], numbers: Mapp
         y=_labels(list(tables.values())),
         group=np.repeat([group_of[silo] for silo in tables], sizes),
         owner=np.repeat([numbers[silo] for silo in tables], sizes),
+        kind=modality,
     )
 
 

@@ -51,10 +51,10 @@ def with_canaries(federation: Federation, settings: AuditConfig, streams: Stream
 
 
 def _noise(silo: Silo, number: int, count: int, test: Records, streams: Streams) -> tuple[Records, Records]:
-    """Every value is the silo's least or largest, by a coin: unlike anything, and as easy to remember as can be."""
+    """Every value is an extreme one, by a coin: unlike anything, and as easy to remember as can be."""
     x = silo.train.x
     heads = streams.uniform("audit/noise", count * x[0].numel(), silo=number).reshape(count, *x.shape[1:]) < 0.5
-    return _as_own(silo, number, torch.where(heads, x.min(), x.max()), streams), test
+    return _as_own(silo, number, silo.train.modality.extremes(heads, x), streams), test
 
 
 def _held_out(silo: Silo, number: int, count: int, test: Records, streams: Streams) -> tuple[Records, Records]:

@@ -16,6 +16,7 @@ from PIL import Image
 from fedloom.errors import ConfigError, DataError
 from fedloom.federation.arrays import ONE_GROUP, Examples, assemble, column, examples
 from fedloom.federation.records import Dataset
+from fedloom.modalities.base import MODALITIES
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 IMAGE_MODES = ("L", "RGB")  # grey and colour
@@ -39,7 +40,7 @@ def load_image_folders(path: str) -> Dataset:
 
     If no silo has a ``test`` folder, a tenth of each silo's images, chosen at random, is held out.
     """
-    root = _existing(path, "image-folders", "a folder that holds one folder of images for each silo")
+    root = existing(path, "image-folders", "a folder that holds one folder of images for each silo")
     if not root.is_dir():
         raise DataError(f"data.path = '{path}' is not a folder; give one that holds one folder for each silo")
     silos = [folder for folder in _listing(root) if folder.is_dir()]
@@ -57,7 +58,7 @@ def load_image_folders(path: str) -> Dataset:
 
 def load_own_images(path: str) -> Dataset:
     """One silo's images: a folder laid out as that of a silo in :func:`load_image_folders`."""
-    root = _existing(path, "image-folders", "a silo's folder of images")
+    root = existing(path, "image-folders", "a silo's folder of images")
     if not root.is_dir():
         raise DataError(f"'{path}' is neither a folder of images nor an .npz file")
     reader, held_out = _ImageReader(), root / HELD_OUT
@@ -148,7 +149,7 @@ def load_npz(path: str) -> Dataset:
     images nor vectors. The names of MedMNIST files (``train_images``, ``train_labels``,
     ``test_images``, ``test_labels``) are understood too, and their ``val_*`` is left out.
     """
-    file = _existing(path, "npz", "an .npz file")
+    file = existing(path, "npz", "an .npz file")
     arrays = _arrays(file)
     if "x_train" not in arrays:
         raise DataError(f"{file} has no array 'x_train' (or 'train_images')")
@@ -171,7 +172,7 @@ def load_npz(path: str) -> Dataset:
 def load_embeddings(path: str) -> Dataset:
     """An .npz file of labelled vectors, such as ``fedloom embed`` writes; what could not be learned from is refused."""
     dataset = load_npz(path)
-    if dataset.train.modality.name != "vector":
+    if dataset.train.modality is not MODALITIES["vector"]:
         raise DataError(f"{path} holds records of shape {dataset.train.shape}, not vectors; 'fedloom embed' makes some")
     for name, records in (("training", dataset.train), ("held-out", dataset.test)):
         if bool((records.y < 0).any()):
@@ -195,7 +196,8 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"cannot read {file} as an .npz file: {why}") from error
 
 
-def _existing(path: str, source: str, wanted: str) -> Path:
+def existing(path: str, source: str, wanted: str) -> Path:
+    """``data.path``, which a source needs to name something."""
     if not path:
         raise ConfigError(f"data.path is empty, but data.source = '{source}' needs it to name {wanted}")
     found = Path(path).expanduser()

@@ -65,7 +65,7 @@ def with_outliers(federation: Federation, settings: OutliersConfig, streams: Str
 
 
 def _like(federation: Federation, settings: OutliersConfig) -> tuple[Records, Records]:
-    """Training and held-out records of the other source, if they have the shape of the federation's own."""
+    """Training and held-out records of the other source, if they are records like the federation's own."""
     dataset = SOURCES.get(settings.source, "data.outliers.source").load(settings.path)
     if settings.group and settings.group not in dataset.groups:
         raise ConfigError("data.outliers.group: " + unknown("group", settings.group, dataset.groups))
@@ -73,6 +73,11 @@ def _like(federation: Federation, settings: OutliersConfig) -> tuple[Records, Re
     if settings.group:
         number = dataset.groups.index(settings.group)
         pool, unseen = pool.of_group(number), unseen.of_group(number)
+    if pool.modality != federation.modality:
+        raise DataError(
+            f"data.outliers.source = '{settings.source}' has {pool.modality.plural}, but the silos hold "
+            f"{federation.modality.plural}"
+        )
     own = federation.silos[0].train.x
     if pool.shape != federation.shape or pool.x.dtype != own.dtype:
         raise DataError(

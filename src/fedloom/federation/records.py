@@ -75,7 +75,10 @@ class Records:
 
 
 def concatenate(tables: Sequence[Records]) -> Records:
-    """Stack tables; a column that one of them lacks is dropped."""
+    """Stack tables of one modality; a column that one of them lacks is dropped."""
+    for table in tables:
+        if table.modality != tables[0].modality:
+            raise DataError(f"{tables[0].modality.plural} and {table.modality.plural} do not go into one table")
     subjects = [t.subject for t in tables if t.subject is not None]
     attributes = [t.attributes for t in tables if t.attributes is not None]
     return Records(

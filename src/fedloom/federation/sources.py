@@ -14,6 +14,7 @@ from fedloom.federation import archives, sample
 from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
 from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
+from fedloom.federation.parquet import load_parquet
 from fedloom.federation.records import Dataset, Records, concatenate
 from fedloom.registry import Registry
 
@@ -108,6 +109,9 @@ _OWN = {
         "your images in data.path: one folder a silo, inside it one folder a class if you like", load_image_folders
     ),
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
+    "parquet": Source(
+        "records in the Parquet file data.path, as 'fedloom synthesize --format parquet' writes it", load_parquet
+    ),
     "embeddings": Source("labelled vectors in the .npz file data.path, as 'fedloom embed' writes it", load_embeddings),
     "camelyon17": Source(
         "Camelyon17 in the WILDS folder data.path: hospitals as silos, the official test hospital held out",

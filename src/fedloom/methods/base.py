@@ -295,9 +295,10 @@ class Recipe:
 
     def check(self, setting: Setting) -> None:
         """Complain about records that it cannot learn."""
-        if self.modalities and setting.modality.name not in self.modalities:
-            wanted = " or ".join(MODALITIES[name].plural for name in self.modalities)
-            hint = "; see 'fedloom embed'" if "vector" in self.modalities else ""
+        if self.modalities and setting.modality.family not in self.modalities:
+            known = [MODALITIES[name] for name in self.modalities]
+            wanted = " or ".join(modality.plural for modality in known)
+            hint = "".join(f"; see '{modality.made_by}'" for modality in known if modality.made_by)
             raise ConfigError(
                 f"method '{self.name}' needs {wanted}, but the records have shape {setting.shape} and are "
                 f"{setting.modality.plural}{hint}"

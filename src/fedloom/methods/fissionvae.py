@@ -47,7 +47,7 @@ def make(setting: Setting, options: FissionVAEOptions) -> Method:
                 f"method.prior = '{LEARNABLE}' needs method.hierarchy = true: p(z1|z2) is what is learned"
             )
         return flat_vae_method("fissionvae", setting, encoder=GLOBAL, decoder=decoder, prior=options.prior)
-    if options.ssim_weight and setting.modality.name != "image":
+    if options.ssim_weight and not setting.modality.is_picture:
         raise ConfigError(f"method.ssim_weight needs images; these records are {setting.modality.plural}")
     return vae_method(
         "fissionvae",

@@ -49,6 +49,11 @@ class Generator:
         return tuple(name for name in self.method.pathways if not any(self.missing(g, name) for g in self.groups))
 
     @property
+    def teaches(self) -> bool:
+        """Whether classifiers can learn from it, or are what it learned itself."""
+        return all(way.labelled for way in self.method.pathways.values())
+
+    @property
     def label_shares(self) -> Tensor:
         """How frequent each class is among samples: as the silos' noisy counts say, else all alike; tempered."""
         alike = torch.full((len(self.classes),), 1.0 / len(self.classes), dtype=torch.float64)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedloom.modalities
-from fedloom.errors import ConfigError, unknown
+from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.registry import Registry, values_in
 
 Shape = tuple[int, ...]
 Tiles = NDArray[np.uint8]  # (n, height, width, 1 or 3)
+# By name: of each record a number or a text (n,), a list of numbers (n, k), or a picture as among tiles.
+Columns = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
+def extremes(coins: Tensor, x: Tensor) -> Tensor:
+    """The largest of all stored numbers where a coin is true, the least where it is not."""
+    return torch.where(coins, x.min(), x.max())
+
+
+@dataclass(frozen=True, eq=False)
 class Modality:
     """What a record is, and all that depends on it.
 
@@ -34,20 +42,57 @@ class Modality:
     objection: Callable[[Tensor], str]  # what stored values are that cannot be records; empty if they can
     decode: Callable[[Tensor], Tensor]  # stored values as models see them; values that models made stay
     encode: Callable[[Tensor], NDArray[Any]]  # values that models made, as stored
-    tiles: Callable[[Tensor], Tiles | None]  # each record as a small picture; None where it has none
     likelihoods: Mapping[str, Callable[[float], Likelihood]]  # the usual one first; given ``model.variance``
     network: str = "mlp"  # the usual one
-    values: str = ""  # what the numbers of a record are, where that can be said
+    values: str = ""  # what the numbers of a record are, and their range, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all
-    is_picture: bool = False  # whether it has channels, height and width, so that a PNG file may hold the whole record
+    is_picture: bool = False  # whether it has channels, height and width
+    tiles: Callable[[Tensor], Tiles | None] = lambda _: None  # each record as a small picture; None where it has none
+    in_columns: Callable[[Tensor], Columns] | None = None  # as a table holds them; unless told: one list, "values"
+    from_columns: Callable[[Columns], NDArray[Any]] | None = None  # the way back, to what ``read`` takes
+    made_up: Callable[[Tensor], Tensor] = lambda uniform: uniform  # records of nobody, from numbers in [0, 1)
+    extremes: Callable[[Tensor, Tensor], Tensor] = extremes  # stored ones unlike any, from a coin for each number
+    made_by: str = ""  # the command that makes such records of others, if one does
+    with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name: another process finds it in its own registry."""
         return modality_of, (self.name, ())
 
+    @property
+    def family(self) -> str:
+        """Its name without a schema."""
+        return self.name.partition("/")[0]
+
+    def columns(self, x: Tensor) -> Columns:
+        """Records that models made as a table holds them."""
+        return self.in_columns(x) if self.in_columns else {"values": self.encode(x).reshape(len(x), -1)}
+
+    def shown(self, x: Tensor) -> Tiles | Columns | None:
+        """Records as people look at them: pictures, or columns of single numbers and texts; None: not at all."""
+        tiles = self.tiles(x)
+        if tiles is not None:
+            return tiles
+        columns = self.columns(x)
+        return columns if all(column.ndim == 1 for column in columns.values()) else None
+
     def shows(self, shape: Shape) -> bool:
-        """Whether records of that shape have tiles."""
-        return self.tiles(torch.zeros(1, *shape)) is not None
+        """Whether people can look at records of that shape."""
+        return self.shown(torch.zeros(1, *shape)) is not None
+
+    def schema(self, shape: Shape) -> dict[str, Any]:
+        """What is said of a record to who sees none: its shape, the meaning of its numbers, its columns' types."""
+        columns = {name: str(column.dtype) for name, column in self.columns(torch.zeros(1, *shape)).items()}
+        return {"modality": self.name, "shape": list(shape), "values": self.values, "columns": columns}
+
+    def restored(self, columns: Columns, shape: Shape) -> NDArray[Any]:
+        """What :meth:`columns` gave, as ``read`` takes it."""
+        wanted = self.schema(shape)["columns"]
+        if set(columns) != set(wanted):
+            raise DataError(f"{self.plural} have the columns {', '.join(wanted)}, not {', '.join(columns) or 'none'}")
+        if self.from_columns and "values" not in wanted:
+            return self.from_columns({name: columns[name] for name in wanted})
+        return columns["values"].reshape(-1, *shape)
 
     def likelihood(self, name: str, variance: float, field: str = "model.likelihood") -> Likelihood:
         """The likelihood of that name."""
@@ -63,4 +108,13 @@ MODALITIES: Registry[Modality] = Registry(
 
 def modality_of(name: str, shape: Shape) -> Modality:
     """By name; records that name no modality are images where they have height and width, else vectors."""
-    return MODALITIES[name or ("image" if len(shape) in (2, 3) else "vector")]
+    family, _, schema = name.partition("/")
+    found = MODALITIES[family or ("image" if len(shape) in (2, 3) else "vector")]
+    return _with_schema(found, schema) if schema else found
+
+
+@cache  # one value for each schema, so that modalities can be compared
+def _with_schema(family: Modality, schema: str) -> Modality:
+    if family.with_schema is None:
+        raise ConfigError(f"modality '{family.name}' takes no schema, but '{family.name}/{schema}' gives it one")
+    return replace(family.with_schema(schema), name=f"{family.name}/{schema}")

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.modalities.base import Modality, Tiles
+from fedloom.errors import DataError
+from fedloom.modalities.base import Columns, Modality, Tiles
 from fedloom.modalities.likelihoods import LIKELIHOODS
 from fedloom.modalities.numbers import checked, decode, objection
 
@@ -19,6 +20,10 @@ CHANNELS = (1, 3)  # grey and colour, which every reader of PNG files understand
 def read(array: NDArray[Any], name: str) -> Tensor:
     """Images without a channel axis get one; a channel axis at the end (1 or 3 long) moves to the front."""
     array = checked(array, name)
+    if array.ndim == 2:
+        raise DataError(
+            f"{name} has shape {array.shape}; give images of shape (n, height, width) or (n, channels, height, width)"
+        )
     if array.ndim == 3:
         array = array[:, None]
     elif array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
@@ -37,6 +42,17 @@ def tiles(x: Tensor) -> Tiles | None:
     return np.moveaxis(encode(x), 1, 3) if x.dim() == 4 and x.shape[1] in CHANNELS else None
 
 
+def in_columns(x: Tensor) -> Columns:
+    """A picture each; pixels that are none, as precise as they were made."""
+    pictures = tiles(x)
+    return {"values": x.float().flatten(1).cpu().numpy()} if pictures is None else {"image": pictures}
+
+
+def from_columns(columns: Columns) -> NDArray[Any]:
+    """Pictures, whose channels ``read`` moves to the front."""
+    return columns["image"]
+
+
 MODALITY = Modality(
     name="image",
     plural="images",
@@ -49,4 +65,6 @@ MODALITY = Modality(
     network="conv",
     values="pixels in [0, 1]",
     is_picture=True,
+    in_columns=in_columns,
+    from_columns=from_columns,
 )

@@ -25,6 +25,7 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import Pathway, SampleInputs, Setting, make_method
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.steps import ServerState
+from fedloom.modalities.base import modality_of
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
@@ -89,8 +90,7 @@ def export(
         "format": form,
         "groups": list(generator.groups),
         "classes": list(generator.classes),
-        "modality": generator.kind,
-        "shape": list(shape),
+        **modality_of(generator.kind, shape).schema(shape),
         "pathways": {name: _described(generator.method.pathways[name]) for name in generator.pathways},
         "licence": licence,
     }

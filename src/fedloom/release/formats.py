@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.modalities.base import Modality, modality_of
+from fedloom.modalities.base import Columns, Modality, modality_of
 from fedloom.release.release_folder import file_names
 
 
@@ -38,13 +37,9 @@ class RecordKind:
         return modality_of(self.name, self.shape)
 
     @property
-    def fits_png(self) -> bool:
-        """Whether it is an image that can be seen."""
-        return self.modality.is_picture and self.modality.shows(self.shape)
-
-    def numbers(self, x: Tensor) -> NDArray[Any]:
-        """As a table holds them: as they are stored, but pixels that are no PNG file as precise as they were made."""
-        return x.float().cpu().numpy() if self.modality.is_picture else self.modality.encode(x)
+    def columns(self) -> Columns:
+        """The columns of a table of one record of nothing, which say what columns hold."""
+        return self.modality.columns(torch.zeros(1, *self.shape))
 
 
 class Writer(Protocol):
@@ -60,20 +55,24 @@ class Writer(Protocol):
 
 
 def _png(pixels: NDArray[Any]) -> bytes:
-    """One image, (channels, height, width), without loss."""
+    """One picture, (height, width, 1 or 3), without loss."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, 2)).save(buffer, format="PNG")
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _is_pictures(column: NDArray[Any]) -> bool:
+    return column.ndim == 4
 
 
 class FolderWriter:
     """``data/<group>/<class>/<number>.png``, and ``data/metadata.jsonl`` with the names as they are."""
 
     def __init__(self, folder: Path, kind: RecordKind) -> None:
-        if not kind.fits_png:
+        if [*map(_is_pictures, kind.columns.values())] != [True]:
             raise ConfigError(
-                f"--format folder holds images of 1 or 3 channels, and these records have shape {kind.shape}; use npz "
-                "or parquet"
+                f"--format folder holds images of 1 or 3 channels, and these {kind.modality.plural} have shape "
+                f"{kind.shape}; use npz or parquet"
             )
         self._kind, self._data, self._count = kind, folder / "data", 0
         self._groups, self._classes = file_names(kind.groups), file_names(kind.classes)
@@ -84,7 +83,8 @@ class FolderWriter:
         """Files, and a line for each."""
         place = self._data / self._groups[group] / (self._classes[label] if label else "")
         place.mkdir(parents=True, exist_ok=True)
-        for pixels in self._kind.modality.encode(x):
+        (pictures,) = self._kind.modality.columns(x).values()
+        for pixels in pictures:
             file = place / f"{self._count:06d}.png"
             file.write_bytes(_png(pixels))
             row = {"file_name": file.relative_to(self._data).as_posix(), "group": group}
@@ -126,35 +126,28 @@ class ParquetWriter:
 
     def __init__(self, folder: Path, kind: RecordKind) -> None:
         self._kind, self._arrow = kind, _pyarrow()
-        pa, length = self._arrow, math.prod(kind.shape)
+        pa = self._arrow
         names = {"group": kind.groups} | ({"label": kind.classes} if kind.classes else {})
         self._numbers = {column: {name: number for number, name in enumerate(of)} for column, of in names.items()}
-        features: dict[str, Any] = {column: {"names": list(of), "_type": "ClassLabel"} for column, of in names.items()}
-        if kind.fits_png:
-            value = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-            features = {"image": {"_type": "Image"}} | features
-        else:
-            dtype = kind.numbers(torch.zeros(1, *kind.shape)).dtype
-            value = pa.list_(pa.from_numpy_dtype(dtype), length)
-            features = {
-                "values": {"feature": {"dtype": str(dtype), "_type": "Value"}, "length": length, "_type": "List"}
-            } | features
-        columns = [(next(iter(features)), value), *((column, pa.int64()) for column in names)]
-        told = {"huggingface": json.dumps({"info": {"features": features}})}
-        self._schema = pa.schema(columns, metadata=told)
+        values = kind.columns
+        if taken := set(values) & set(names):
+            raise ConfigError(f"{kind.modality.plural} have a column '{min(taken)}', which says whose a record is")
+        columns = [(name, _arrow_type(pa, column)) for name, column in values.items()]
+        features = {name: _feature(column) for name, column in values.items()}
+        features |= {column: {"names": list(of), "_type": "ClassLabel"} for column, of in names.items()}
+        told = {
+            "huggingface": json.dumps({"info": {"features": features}}),
+            "fedloom": json.dumps(kind.modality.schema(kind.shape)),
+        }
+        self._schema = pa.schema([*columns, *((column, pa.int64()) for column in names)], metadata=told)
         (folder / "data").mkdir()
         path = folder / "data" / "train-00000-of-00001.parquet"
         self._file = importlib.import_module("pyarrow.parquet").ParquetWriter(path, self._schema)
 
     def add(self, x: Tensor, group: str, label: str) -> None:
         """Write the records as a row group of the Parquet file."""
-        first = self._schema.names[0]
-        rows: list[Any] = (
-            [{"bytes": _png(pixels), "path": None} for pixels in self._kind.modality.encode(x)]
-            if self._kind.fits_png
-            else self._kind.numbers(x).reshape(len(x), -1).tolist()
-        )
-        table = {first: rows, "group": [self._numbers["group"][group]] * len(x)}
+        table = {name: _rows(column) for name, column in self._kind.modality.columns(x).items()}
+        table["group"] = [self._numbers["group"][group]] * len(x)
         if label:
             table["label"] = [self._numbers["label"][label]] * len(x)
         self._file.write_table(self._arrow.table(table, schema=self._schema))
@@ -162,6 +155,26 @@ class ParquetWriter:
     def close(self) -> None:
         """Write the footer, without which nobody can read the file."""
         self._file.close()
+
+
+def _arrow_type(arrow: ModuleType, column: NDArray[Any]) -> Any:
+    """What Parquet calls the values of a column."""
+    if _is_pictures(column):
+        return arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    of_one = arrow.string() if column.dtype.kind == "U" else arrow.from_numpy_dtype(column.dtype)
+    return of_one if column.ndim == 1 else arrow.list_(of_one, column.shape[1])
+
+
+def _feature(column: NDArray[Any]) -> dict[str, Any]:
+    """What Hugging Face calls the values of a column."""
+    if _is_pictures(column):
+        return {"_type": "Image"}
+    of_one = {"dtype": "string" if column.dtype.kind == "U" else str(column.dtype), "_type": "Value"}
+    return of_one if column.ndim == 1 else {"feature": of_one, "length": column.shape[1], "_type": "List"}
+
+
+def _rows(column: NDArray[Any]) -> list[Any]:
+    return [{"bytes": _png(each), "path": None} for each in column] if _is_pictures(column) else column.tolist()
 
 
 FORMATS: dict[str, Callable[[Path, RecordKind], Writer]] = {

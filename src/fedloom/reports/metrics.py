@@ -10,8 +10,9 @@ from markupsafe import Markup
 from fedloom.evaluation.metric import count_of, described, metric_title
 from fedloom.reports.charts import COLOURS, Series, line_chart, number
 from fedloom.reports.facts import RunFacts
+from fedloom.reports.figures import Listing
 from fedloom.reports.logs import History, last
-from fedloom.reports.parts import Listing, section_body
+from fedloom.reports.parts import section_body
 from fedloom.runs.metrics import TRAINING, is_metric, of_whom, sample_count, split_key, uncounted
 from fedloom.templating import render
 

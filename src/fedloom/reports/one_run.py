@@ -12,11 +12,10 @@ from fedloom.privacy.ledger import format_epsilon
 from fedloom.reports.charts import bars
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
+from fedloom.reports.figures import Listing, Panel
 from fedloom.reports.health import MARKS
 from fedloom.reports.metrics import metrics_body, training_body
-from fedloom.reports.panels import Panel
 from fedloom.reports.parts import (
-    Listing,
     Section,
     Story,
     method_of,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from fedloom.federation.records import Federation, Records, concatenate
@@ -18,7 +17,8 @@ from fedloom.modalities.base import modality_of
 from fedloom.models.vae import VAE
 from fedloom.reports.charts import Series, scatter
 from fedloom.reports.facts import Subject
-from fedloom.reports.pictures import grid, picture_of
+from fedloom.reports.figures import Figure, Panel, figure_of
+from fedloom.reports.pictures import picture_of
 from fedloom.sharing.plan import Scope
 from fedloom.streams import Streams
 
@@ -29,27 +29,6 @@ POINTS = 600  # in the latent space, all groups together
 SEARCHED = 20_000  # training images of a group that samples are compared with
 TRIED = 200  # samples of a group that are compared
 ACTIVE = 0.01  # variance of a latent mean over images from which a dimension carries something (Burda et al., 2016)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture or chart with its caption; figures of one ``row`` stand beside each other under its name."""
-
-    caption: str
-    picture: str = ""  # a data URI
-    chart: Markup = field(default_factory=Markup)  # SVG
-    row: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One part of the page; without figures, ``missing`` says why."""
-
-    title: str
-    intro: str
-    figures: tuple[Figure, ...] = ()
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    missing: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,9 +67,9 @@ def _imaging(subject: Subject) -> Generator:
     """The generator, where what it makes can be shown."""
     generator = _generator(subject)
     one = generator.sample(1, group=generator.groups[0])
-    shape = tuple(one.shape[1:])
-    if modality_of(generator.kind, shape).tiles(one) is None:
-        raise NotShownError(f"records of shape {shape} are no images of 1 or 3 channels")
+    modality, shape = modality_of(generator.kind, tuple(one.shape[1:])), tuple(one.shape[1:])
+    if not modality.shows(shape):
+        raise NotShownError(f"{modality.plural} of shape {shape} have neither pictures nor columns of a table")
     return generator
 
 
@@ -132,8 +111,20 @@ def reconstructions(subject: Subject) -> Drawn:
         assert isinstance(model, VAE)
         rebuilt = model.likelihood.mean(model.decode(model.encode(images, rows).mean, rows))
         errors[group] = (rebuilt - images).square().mean().item()
-        figures.append(Figure(group, grid(torch.cat([images, rebuilt]), columns=len(images), kind=generator.kind)))
+        figures.append(figure_of(group, torch.cat([images, rebuilt]), generator.kind, len(images)))
     return figures, {"mean_squared_error": errors, "images": ROW}
+
+
+def sampled_rows(subject: Subject) -> Drawn:
+    """Records that have columns and no pictures: there is no grid of them."""
+    generator = _generator(subject)
+    if not generator.pathways:
+        raise NotShownError("")
+    one = generator.sample(1, group=generator.groups[0])
+    if not isinstance(modality_of(generator.kind, tuple(one.shape[1:])).shown(one), Mapping):
+        raise NotShownError("")
+    groups = generator.groups[:MOST_GROUPS]
+    return [figure_of(group, generator.sample(SMALL, group=group), generator.kind) for group in groups], {}
 
 
 def interpolations(subject: Subject) -> Drawn:
@@ -150,7 +141,7 @@ def interpolations(subject: Subject) -> Drawn:
                 noise[key] = (shares.cos() * ends[0] + shares.sin() * ends[1]).reshape(ROW, *shape)
             rows = torch.full((ROW,), index)
             lines.append(way.generate(generator.model(group), SampleInputs(noise, rows, rows)))
-        figures.append(Figure(group, grid(torch.cat(lines), columns=ROW, kind=generator.kind)))
+        figures.append(figure_of(group, torch.cat(lines), generator.kind, ROW))
     return figures, {}
 
 
@@ -161,9 +152,10 @@ def pathways(subject: Subject) -> Drawn:
         raise NotShownError("")
     _imaging(subject)
     return [
-        Figure(
+        figure_of(
             f"{name}: {way.summary}",
-            grid(generator.sample(SMALL, group=group, pathway=name), kind=generator.kind),
+            generator.sample(SMALL, group=group, pathway=name),
+            generator.kind,
             row=group,
         )
         for group in generator.groups[:MOST_GROUPS]
@@ -187,9 +179,10 @@ def prior_swaps(subject: Subject) -> Drawn:
         raise NotShownError("")  # one prior for all
     _imaging(subject)
     return [
-        Figure(
+        figure_of(
             f"prior of {prior}" + (" (its own)" if group == prior else ""),
-            grid(images, kind=generator.kind),
+            images,
+            generator.kind,
             row=f"decoder of {group}",
         )
         for (group, prior), images in made.items()
@@ -291,7 +284,7 @@ def nearest_neighbours(subject: Subject) -> Drawn:
             f"{distance.median().item():.3g} for samples, {usual:.3g} for held-out images"
         )
         pairs = torch.cat([samples[closest], known[nearest[closest]]])
-        figures.append(Figure(caption, grid(pairs, columns=ROW, kind=generator.kind)))
+        figures.append(figure_of(caption, pairs, generator.kind, ROW))
     return figures, numbers
 
 
@@ -314,6 +307,7 @@ PANELS: dict[str, tuple[str, str, Callable[[Subject], Drawn]]] = {
         "Upper rows: held-out images. Lower rows: what the model makes of their latent codes.",
         reconstructions,
     ),
+    "samples-as-rows": ("Samples as rows", "What the generators make, a record in each row.", sampled_rows),
     "interpolations": (
         "Interpolations",
         "Each row goes from one random sample to another through the latent space.",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from fedloom.reports.facts import RunFacts
+from fedloom.reports.figures import Panel
 from fedloom.reports.findings import Finding
-from fedloom.reports.panels import Panel
 from fedloom.reports.pictures import Samples
 from fedloom.templating import render
 
@@ -32,16 +32,6 @@ class Section:
     anchor: str
     title: str
     body: Markup
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A table's cells; columns in ``right`` hold numbers, and ``best`` are the best of a row, by row and column."""
-
-    headers: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    right: Collection[int] = ()
-    best: Collection[tuple[int, int]] = ()
 
 
 def section_body(name: str, values: Mapping[str, object]) -> Markup:

@@ -8,9 +8,10 @@ from markupsafe import Markup
 
 from fedloom.evaluation.metric import best, count_of
 from fedloom.reports.charts import Series, line_chart, number
+from fedloom.reports.figures import Listing
 from fedloom.reports.logs import last
 from fedloom.reports.metrics import MOST_LINES, curve_name, losses_first, metric_name, points_of
-from fedloom.reports.parts import Listing, Section, Story, method_of, sample_films, section_body
+from fedloom.reports.parts import Section, Story, method_of, sample_films, section_body
 from fedloom.runs.metrics import family_of, is_metric, of_whom, sample_count
 
 

@@ -8,7 +8,8 @@ from markupsafe import Markup
 
 from fedloom.reports.charts import Copy, Link, sharing_diagram
 from fedloom.reports.facts import RunFacts
-from fedloom.reports.parts import Listing, section_body
+from fedloom.reports.figures import Listing
+from fedloom.reports.parts import section_body
 
 MOST_BOXES = 12  # on a side of the diagram
 

@@ -1,9 +1,11 @@
-"""Images as files."""
+"""Records as files that people look at."""
 
 from __future__ import annotations
 
+import csv
 import io
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ def grid_of(x: Tensor, columns: int = 0, margin: int = MARGIN, kind: str = "") -
     shape = tuple(x.shape[1:])
     tiles = modality_of(kind, shape).tiles(x)
     if tiles is None:
-        raise DataError(f"records of shape {shape} are no images of 1 or 3 channels: no grid can be drawn")
+        raise DataError(f"{modality_of(kind, shape).plural} of shape {shape} have no pictures: no grid can be drawn")
     count, height, width, channels = tiles.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
@@ -34,6 +36,22 @@ def grid_of(x: Tensor, columns: int = 0, margin: int = MARGIN, kind: str = "") -
         )
         canvas[top : top + height, left : left + width] = tile
     return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
+
+
+def save_shown(x: Tensor, path: Path, columns: int = 0, kind: str = "") -> Path:
+    """Write records as people look at them, with the ending that fits: a grid as .png, or a table as .csv."""
+    shown = modality_of(kind, tuple(x.shape[1:])).shown(x)
+    if not isinstance(shown, Mapping):
+        path = path.with_name(f"{path.name}.png")
+        save_grid(x, path, columns, kind)
+        return path
+    path = path.with_name(f"{path.name}.csv")
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(shown)
+    writer.writerows(zip(*(column.tolist() for column in shown.values()), strict=True))
+    write_atomically(path, lines.getvalue().encode())
+    return path
 
 
 def save_grid(x: Tensor, path: Path, columns: int = 0, kind: str = "") -> None:

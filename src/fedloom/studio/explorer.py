@@ -68,7 +68,8 @@ class Explorer:
         one = self.images(self.settled(View()), torch.zeros(1, self.dimensions(self.settled(View()))))
         shape = tuple(one.shape[1:])
         if modality_of(self.generator.kind, shape).tiles(one) is None:
-            raise ConfigError(f"records of shape {shape} are no images, so there is nothing to look at")
+            plural = modality_of(self.generator.kind, shape).plural
+            raise ConfigError(f"{plural} of shape {shape} have no pictures, so there is nothing to look at")
 
     def settled(self, view: View) -> View:
         """The view with its defaults, if all of it is there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedloom.reports.parts import Listing
+from fedloom.reports.figures import Listing
 from fedloom.reproduction.rendering import Line, shown
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.tables import Part, Table, load_table, table_names

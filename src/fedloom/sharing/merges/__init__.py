@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 
 from fedloom.registry import Registry, values_in
-from fedloom.sharing.aggregation import Mean
+from fedloom.sharing.aggregation import Mean, Merge
 
 # The mean, and what every module here gives as ``MERGE``: adding one is adding a file.
-MERGES = Registry("merge", "fedloom.merges", type, lambda: {"mean": Mean, **values_in(sys.modules[__name__], "MERGE")})
+MERGES: Registry[type[Merge]] = Registry(
+    "merge",
+    "fedloom.merges",
+    Merge,
+    lambda: {"mean": Mean, **values_in(sys.modules[__name__], "MERGE")},
+    classes=True,
+)
