@@ -95,6 +95,47 @@ def test_a_method_is_one_short_file_headed_by_its_source(path: Path) -> None:
     assert re.search(r"arXiv \d{4}\.\d{5}|\"[^\"]{20,}\"", heading), "the title or the arXiv number of the source"
 
 
+LONGEST_MODULE, LONGEST_FUNCTION = 350, 50  # lines
+# Functions that are being taken apart, and a line whose linter is told to look away.
+LONG_FUNCTIONS = {
+    "engines/fused_private.py:__init__",
+    "experiment/run_loop.py:rounds",
+    "release/synthesis.py:synthesize",
+    "reports/facts.py:facts_of",
+}
+LOOKING_AWAY = {"engines/fused_private.py"}
+
+
+def test_modules_and_functions_are_short() -> None:
+    long_modules, long_functions = [], set()
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > LONGEST_MODULE:
+            long_modules.append(relative(path))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= LONGEST_FUNCTION:
+                    long_functions.add(f"{relative(path)}:{node.name}")
+    assert long_modules == []
+    assert long_functions <= LONG_FUNCTIONS
+
+
+def test_linters_are_nowhere_told_to_look_away() -> None:
+    assert {relative(path) for path in MODULES if "noqa" in path.read_text(encoding="utf-8")} <= LOOKING_AWAY
+
+
+def test_what_a_newcomer_asks_for_is_where_the_page_says() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## Where is ...?")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", section, re.MULTILINE)
+    assert len(rows) >= 10
+    for question, answer in rows:
+        paths = re.findall(r"`(src/[^`]+)`", answer)
+        assert paths, question
+        assert [path for path in paths if not (SOURCE.parents[1] / path).exists()] == []
+
+
 def test_methods_are_found() -> None:
     assert {"fedvae.py", "fissionvae.py"} <= {path.name for path in METHODS}
 

@@ -57,6 +57,15 @@ def test_list_names_each_thing_with_a_summary(fedloom: Command, kind: str, name:
     assert line.split(maxsplit=1)[1].strip() == summary
 
 
+def test_backbones_are_listed_with_their_families(fedloom: Command) -> None:
+    found = json.loads(fedloom("list", "backbones", "--json").stdout)
+    assert list(found)[-3:] == ["pixels", "timm/...", "module/..."]
+    assert found["pixels"] == "Flattened values, at their own resolution or at one that is asked for."
+    assert (
+        found["timm/..."] == "A model of timm: pooled features before its head; weights from the hub, or from a file."
+    )
+
+
 def test_every_preset_is_listed_with_a_line_about_it(fedloom: Command) -> None:
     found = json.loads(fedloom("list", "presets", "--json").stdout)
     assert list(found) == preset_names()

@@ -42,6 +42,12 @@ FAMILIES: dict[str, Callable[[str], BackboneFactory]] = {
 }
 
 
+def summary_of(factory: BackboneFactory) -> str:
+    """A line about what it makes."""
+    made = factory.func if isinstance(factory, partial) else factory
+    return (made.__doc__ or "").partition("\n")[0]
+
+
 def load_backbone(name: str, *, device: torch.device | str = "cpu", resolution: int = 0, weights: str = "") -> Backbone:
     """The backbone of that name, ready to extract."""
     if resolution < 0:

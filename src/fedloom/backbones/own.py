@@ -13,7 +13,7 @@ from fedloom.registry import plugin_at
 
 
 class OwnModule(Backbone):
-    """``module/package.file:name``: an nn.Module, or whatever makes one when it is called; images in [0, 1] go in."""
+    """An nn.Module at package.file:name, or whatever makes one when it is called; images in [0, 1] go in."""
 
     def __init__(self, path: str, *, device: torch.device | str, resolution: int, weights: str) -> None:
         if weights:

@@ -18,7 +18,7 @@ _EXTRA = "install it with: pip install 'fedloom[backbones]'"
 
 
 class TimmModel(Backbone):
-    """``timm/<model>``: pooled features before the head; weights from the hub, or from a file."""
+    """A model of timm: pooled features before its head; weights from the hub, or from a file."""
 
     def __init__(self, model: str, *, device: torch.device | str, resolution: int, weights: str) -> None:
         timm = _timm(model)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -13,7 +15,6 @@ from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.presets import about_preset, preset_names
 from fedloom.registry import HOUSE, Registry
 
-T = TypeVar("T")
 LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
 
 
@@ -30,37 +31,22 @@ class Listed(StrEnum):
     SERVER_STEPS = "server-steps"
     MERGES = "merges"
     METRICS = "metrics"
+    BACKBONES = "backbones"
     TABLES = "tables"
 
 
-def listing(registry: Registry[T], summary: Callable[[T], str]) -> dict[str, str]:
+def listing(registry: Registry[Any], summary: Callable[[Any], str]) -> dict[str, str]:
     """Every name with a line about it, which says from which package a plug-in comes."""
     return {
-        name: summary(value) + (f" (from {origin})" if (origin := registry.origin(name)) != HOUSE else "")
+        name: summary(value).strip() + (f" (from {origin})" if (origin := registry.origin(name)) != HOUSE else "")
         for name, value in registry.listed()
     }
 
 
-def _methods() -> dict[str, str]:
-    from fedloom.methods.base import METHODS
-
-    return listing(METHODS, lambda recipe: recipe.summary)
-
-
-def _modalities() -> dict[str, str]:
-    from fedloom.modalities.base import MODALITIES
-
-    return listing(MODALITIES, lambda found: f"{found.plural}; likelihoods {', '.join(found.likelihoods)}")
-
-
-def _presets() -> dict[str, str]:
-    return {name: about_preset(name) for name in preset_names()}
-
-
-def _datasets() -> dict[str, str]:
-    from fedloom.federation.sources import SOURCES
-
-    return listing(SOURCES, lambda source: source.description)
+def _of(where: str, attribute: str) -> Callable[[], dict[str, str]]:
+    """Lists the registry at ``package.module:NAME`` once it is asked for; the line is an attribute of each value."""
+    module, _, name = where.partition(":")
+    return lambda: listing(getattr(importlib.import_module(f"fedloom.{module}"), name), attrgetter(attribute))
 
 
 def _partitions() -> dict[str, str]:
@@ -69,34 +55,15 @@ def _partitions() -> dict[str, str]:
     return {name: partition.description for name, partition in PARTITIONS.items()}
 
 
-def _networks() -> dict[str, str]:
-    from fedloom.models.networks import NETWORKS
-
-    return listing(NETWORKS, lambda network: network.summary)
+def _presets() -> dict[str, str]:
+    return {name: about_preset(name) for name in preset_names()}
 
 
-def _priors() -> dict[str, str]:
-    from fedloom.models.priors import PRIORS
+def _backbones() -> dict[str, str]:
+    from fedloom.backbones.catalogue import BACKBONES, FAMILIES, summary_of
 
-    return listing(PRIORS, lambda prior: prior.summary)
-
-
-def _server_steps() -> dict[str, str]:
-    from fedloom.methods.server_steps import SERVER_STEPS
-
-    return listing(SERVER_STEPS, lambda rule: rule.summary)
-
-
-def _merges() -> dict[str, str]:
-    from fedloom.sharing.merges import MERGES
-
-    return listing(MERGES, lambda merge: (merge.__doc__ or "").strip())
-
-
-def _metrics() -> dict[str, str]:
-    from fedloom.evaluation.metric import METRICS
-
-    return listing(METRICS, lambda metric: metric.summary)
+    families = {f"{name}/...": summary_of(make("")) for name, make in FAMILIES.items()}
+    return listing(BACKBONES, summary_of) | families
 
 
 def _tables() -> dict[str, str]:
@@ -106,16 +73,17 @@ def _tables() -> dict[str, str]:
 
 
 LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
-    Listed.METHODS: _methods,
-    Listed.MODALITIES: _modalities,
+    Listed.METHODS: _of("methods.base:METHODS", "summary"),
+    Listed.MODALITIES: _of("modalities.base:MODALITIES", "summary"),
     Listed.PRESETS: _presets,
-    Listed.DATASETS: _datasets,
+    Listed.DATASETS: _of("federation.sources:SOURCES", "description"),
     Listed.PARTITIONS: _partitions,
-    Listed.NETWORKS: _networks,
-    Listed.PRIORS: _priors,
-    Listed.SERVER_STEPS: _server_steps,
-    Listed.MERGES: _merges,
-    Listed.METRICS: _metrics,
+    Listed.NETWORKS: _of("models.networks:NETWORKS", "summary"),
+    Listed.PRIORS: _of("models.priors:PRIORS", "summary"),
+    Listed.SERVER_STEPS: _of("methods.server_steps:SERVER_STEPS", "summary"),
+    Listed.MERGES: _of("sharing.merges:MERGES", "__doc__"),
+    Listed.METRICS: _of("evaluation.metric:METRICS", "summary"),
+    Listed.BACKBONES: _backbones,
     Listed.TABLES: _tables,
 }
 

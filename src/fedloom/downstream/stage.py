@@ -23,6 +23,7 @@ from fedloom.evaluation.classification import Head, Scores, confusion, recalls, 
 from fedloom.experiment import Run
 from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes, values_of
 from fedloom.federation.records import Federation, Records, Silo
+from fedloom.methods.generator import Generator
 from fedloom.privacy.summary import NONE, summarise
 from fedloom.streams import Streams
 
@@ -64,14 +65,7 @@ def downstream(
     data.require_labels(config.method.name)
     if len(data.test) == 0 or bool((data.test.y < 0).any()):
         raise ConfigError(f"'{data.name}' has no held-out records with labels to score classifiers on")
-    if generator.method.pathways:
-        way = pathway or next(iter(generator.method.pathways))
-        if way not in generator.method.pathways:
-            raise ConfigError("--pathway: " + unknown("pathway", way, generator.method.pathways))
-        if not generator.method.pathways[way].labelled:
-            raise ConfigError(
-                f"method '{config.method.name}' generates records without labels, so no classifier can learn from them"
-            )
+    _require_labelled(generator, pathway)
     attribute = attribute or config.data.condition
     if attribute and attribute not in attribute_names(data.attributes):
         raise ConfigError("--attribute: " + unknown("attribute", attribute, attribute_names(data.attributes)))
@@ -91,6 +85,18 @@ def downstream(
     }
     run.folder.record_downstream(report)
     return report
+
+
+def _require_labelled(generator: Generator, pathway: str) -> None:
+    """Complain about a pathway that is told no class; a method without any classifies itself."""
+    ways = generator.method.pathways
+    way = pathway or next(iter(ways), "")
+    if ways and way not in ways:
+        raise ConfigError("--pathway: " + unknown("pathway", way, ways))
+    if ways and not ways[way].labelled:
+        raise ConfigError(
+            f"method '{generator.method.name}' generates records without labels, so no classifier can learn from them"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,35 +166,13 @@ class Stage:
         for records in (self.federation.test, *(table for silo in self.federation.silos for table in _tables(silo))):
             self.kind_of(records)  # records that do not tell their group are refused before anything is trained
         self.unlearnable()
-        progress("training each silo's own head")
-        answers: dict[str, list[Tensor]] = {LOCAL: [self.of(head, self.federation.test) for head in self.heads.local]}
-        progress("training the common head")
-        common = self.heads.kind
-        corrections = ("", AT_HOME) if common == SYNTHETIC else ("",)
-        for suffix in corrections:
-            answers[common + suffix] = self.common(self.federation.test, suffix)
-        lambdas: dict[str, list[Tensor]] = {}
-        if all(silo.validation is not None and len(silo.validation) for silo in self.federation.silos):
-            for suffix in corrections:
-                lambdas[MIXTURE + suffix] = self.chosen(suffix)
-                answers[MIXTURE + suffix] = [
-                    Answers(own, other, self.federation.test.y).mixed(weights)
-                    for own, other, weights in zip(
-                        answers[LOCAL], answers[common + suffix], lambdas[MIXTURE + suffix], strict=True
-                    )
-                ]
-        else:
-            self.sentences.append(NO_VALIDATION)
-            warnings.warn(NO_VALIDATION, FedloomWarning, stacklevel=3)
-        if len(self.federation) > 1:
-            progress("training the centralised head")
-            answers[CENTRALISED] = [self.of(self.heads.centralised, self.federation.test)] * len(self.federation)
+        answers, lambdas = self.answered(progress)
         scores = {row: self.scored(each) for row, each in answers.items()}
         progress("retrieving")
         return {
             "lambda": self.choice,
             "payloads": {payload.name: payload.cost for payload in LEAVES.get(self.choice, ()) if lambdas},
-            "synthetic": self.heads.synthetic if common == SYNTHETIC else 0,
+            "synthetic": self.heads.synthetic if self.heads.kind == SYNTHETIC else 0,
             "tests": {"global": GLOBAL_TEST, "silo": SILO_TEST if self.home is None else HOME_TEST},
             "rows": {row: _summary(each) for row, each in scores.items()},
             "gain": _gain(scores) if MIXTURE in scores else {},
@@ -208,6 +192,33 @@ class Stage:
             ],
             "sentences": self.sentences,
         }
+
+    def answered(self, progress: Callable[[str], None]) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+        """What each kind of head answers for each silo on all held-out records, and the lambdas of mixtures."""
+        progress("training each silo's own head")
+        answers: dict[str, list[Tensor]] = {LOCAL: [self.of(head, self.federation.test) for head in self.heads.local]}
+        progress("training the common head")
+        common = self.heads.kind
+        corrections = ("", AT_HOME) if common == SYNTHETIC else ("",)
+        for suffix in corrections:
+            answers[common + suffix] = self.common(self.federation.test, suffix)
+        lambdas: dict[str, list[Tensor]] = {}
+        if all(silo.validation is not None and len(silo.validation) for silo in self.federation.silos):
+            for suffix in corrections:
+                lambdas[MIXTURE + suffix] = self.chosen(suffix)
+                answers[MIXTURE + suffix] = [
+                    Answers(own, other, self.federation.test.y).mixed(weights)
+                    for own, other, weights in zip(
+                        answers[LOCAL], answers[common + suffix], lambdas[MIXTURE + suffix], strict=True
+                    )
+                ]
+        else:
+            self.sentences.append(NO_VALIDATION)
+            warnings.warn(NO_VALIDATION, FedloomWarning, stacklevel=4)
+        if len(self.federation) > 1:
+            progress("training the centralised head")
+            answers[CENTRALISED] = [self.of(self.heads.centralised, self.federation.test)] * len(self.federation)
+        return answers, lambdas
 
     def unlearnable(self) -> None:
         """Say which classes nobody can have learned."""

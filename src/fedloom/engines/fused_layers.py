@@ -82,7 +82,7 @@ class MatrixConv2d(nn.Module):
         self.apply_to: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _computation(original)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """The convolution of a batch of images, as matrix products."""
         return self.apply_to(x, self.weight, self.bias)
 
 
@@ -114,7 +114,7 @@ class StackedLinear(nn.Module):
         self.weight, self.bias = original.weight, original.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """The linear map of a batch."""
         output = x @ self.weight.t()
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
@@ -128,7 +128,7 @@ class StackedGroupNorm(nn.Module):
         self.groups, self.eps = original.num_groups, original.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """A batch with the channels of each group normalised together."""
         grouped = x.reshape(len(x), self.groups, -1)
         normal = functional.layer_norm(grouped, grouped.shape[2:], eps=self.eps).reshape(x.shape)
         if self.weight is None:

@@ -126,8 +126,16 @@ class Distil(ServerStep):
                     rows = min(CHUNK, count - chunk * CHUNK)
                     group = torch.tensor(teacher.site.groups).repeat(rows)[:rows].to(device)
 
-                    def normal(name: str, width: int, attempt: int, rows: int = rows, step: int = chunk) -> Tensor:
-                        purpose = f"distil/{teacher.name}/{number}/{name}/{attempt}"  # noqa: B023 - called at once
+                    def normal(
+                        name: str,
+                        width: int,
+                        attempt: int,
+                        *,
+                        rows: int = rows,
+                        step: int = chunk,
+                        teacher: str = f"{teacher.name}/{number}",
+                    ) -> Tensor:
+                        purpose = f"distil/{teacher}/{name}/{attempt}"
                         return streams.normal(purpose, rows, width, round=context.round, step=step, device=device)
 
                     images = self._images(model, group, Draw(normal, self.settings, sent, streams))

@@ -81,6 +81,19 @@ class Generator:
             raise ConfigError(unknown("class", label, self.classes))
         return torch.full((count,), self.classes.index(label))
 
+    def _pathway(self, pathway: str, *, swapped: bool, labelled: bool) -> str:
+        """The name of a pathway, or of the first one, that can do what is asked of it."""
+        name = pathway or next(iter(self.method.pathways), "")
+        if not name:
+            raise ConfigError(f"method '{self.method.name}' classifies and generates nothing")
+        if name not in self.method.pathways:
+            raise ConfigError(unknown("pathway", name, self.method.pathways))
+        if swapped and not self.method.pathways[name].uses_prior:
+            raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
+        if labelled and not self.method.pathways[name].labelled:
+            raise ConfigError(f"pathway '{name}' is not told a class, so it cannot generate one that is asked for")
+        return name
+
     @torch.no_grad()
     def sample(
         self,
@@ -99,21 +112,13 @@ class Generator:
         ``prior_of`` draws the latents from another group's prior, to see what a swapped prior does. Where the pathway
         is told a class, all samples are of the class ``label``, or each is of that in ``labels``, or they are drawn.
         """
-        for name in (group, prior_of or group):
-            if name not in self.groups:
-                raise ConfigError(unknown("group", name, self.groups))
+        for known in (group, prior_of or group):
+            if known not in self.groups:
+                raise ConfigError(unknown("group", known, self.groups))
         if count < 1:
             raise ConfigError(f"cannot generate {count} samples: ask for at least 1")
-        name = pathway or next(iter(self.method.pathways), "")
-        if not name:
-            raise ConfigError(f"method '{self.method.name}' classifies and generates nothing")
-        if name not in self.method.pathways:
-            raise ConfigError(unknown("pathway", name, self.method.pathways))
+        name = self._pathway(pathway, swapped=bool(prior_of), labelled=bool(label) or labels is not None)
         way, index, streams = self.method.pathways[name], self.groups.index(group), Streams(seed)
-        if prior_of and not way.uses_prior:
-            raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
-        if (label or labels is not None) and not way.labelled:
-            raise ConfigError(f"pathway '{name}' is not told a class, so it cannot generate one that is asked for")
         prior = self.groups.index(prior_of or group)
         wanted = self._labels(label, labels, count, seed) if way.labelled else torch.full((count,), prior)
         if missing := self.missing(group, name):

@@ -159,14 +159,14 @@ class Steps(ServerStep):
         return replace(stepped, terms=terms)
 
     def learned(self, state: ServerState, distilled: Distilled, /) -> ServerState:
-        """The last one's."""
+        """What the last step makes of what the distillation learned: no other has one."""
         return self.steps[-1].learned(state, distilled)
 
     @property
     def of_silos(self) -> Method | None:
-        """The last one's."""
+        """The silos' own method, where the last step trains another one at the server."""
         return self.steps[-1].of_silos
 
     def sent_by(self, state: ServerState, site: Site, /) -> dict[BlockKey, Tensors]:
-        """The last one's."""
+        """What the last step has of a silo's own blocks."""
         return self.steps[-1].sent_by(state, site)

@@ -64,6 +64,11 @@ class Modality:
         """Its name without a schema."""
         return self.name.partition("/")[0]
 
+    @property
+    def summary(self) -> str:
+        """A line about it."""
+        return f"{self.plural}; likelihoods {', '.join(self.likelihoods)}"
+
     def columns(self, x: Tensor) -> Columns:
         """Records that models made as a table holds them."""
         return self.in_columns(x) if self.in_columns else {"values": self.encode(x).reshape(len(x), -1)}

@@ -65,7 +65,7 @@ class Downwards(nn.Module):
         self.last = nn.Linear(widths[-1] * math.prod(grid), outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """Images to rows of numbers."""
         output: Tensor = self.last(self.layers(x).flatten(1))
         return output
 
@@ -88,7 +88,7 @@ class Upwards(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """Rows of numbers to images."""
         output: Tensor = self.layers(self.first(z).reshape(-1, *self.grid))
         return output
 

@@ -57,7 +57,7 @@ class Mixer(nn.Module):
         self.last = nn.Linear(width, shape[0] * SIDE**2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """Images to images of the same height and width, by mixing over places and over channels in turn."""
         _, height, width = self.shape
         rows, columns = self.grid
         filled = functional.pad(x, (0, columns * SIDE - width, 0, rows * SIDE - height))

@@ -34,7 +34,7 @@ class Flat(nn.Module):
         self.layers = mlp([math.prod(before), *hidden, math.prod(after)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """A batch of the one shape to a batch of the other."""
         values: Tensor = self.layers(x.flatten(1))
         return values.reshape(-1, *self.shape)
 

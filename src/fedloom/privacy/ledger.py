@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
@@ -78,7 +79,7 @@ class Ledger(Database):
 
     KIND, APPLICATION, SCHEMA, TABLES = "ledger", 0x666C6564, 3, _TABLES  # "fled"
     # Schema 1 did not note what a silo's charges protect, and schema 2 not which ledger it is.
-    MIGRATIONS = {  # noqa: RUF012
+    MIGRATIONS: ClassVar[Mapping[int, tuple[str, ...]]] = {
         1: ("ALTER TABLE silos ADD COLUMN unit TEXT NOT NULL DEFAULT 'unknown'", *_IDENTITY),
         2: _IDENTITY,
     }

@@ -81,7 +81,7 @@ class Bounded(nn.Module):
         return scale, slope * left.squeeze(1), right.squeeze(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """The layer on a batch, with its weight scaled down to the limit."""
         return self.apply_to(x, self.bounded(), self.bias)
 
 

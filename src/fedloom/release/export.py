@@ -201,7 +201,7 @@ class Settled(nn.Module):
         self.bias, self.apply_to = layer.bias, layer.apply_to
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply to a batch."""
+        """The layer on a batch, with its weight as the bound leaves it."""
         return self.apply_to(x, self.weight, self.bias)
 
 
