@@ -52,6 +52,7 @@ class SchemaSettings:
     target: str = ""  # the column that people want to foretell, if there is one
     subject: str = ""  # the column that says whose record it is; it is never learned
     silo: str = ""  # the column that says which silo a record belongs to; it is never learned
+    ignored: tuple[str, ...] = ()  # columns of files that are left out, such as names and free text
     rules: tuple[str, ...] = ()  # what records keep to, such as "first <= last"
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -96,8 +97,10 @@ class Column:
 
         A value that cannot be is NaN.
         """
-        found = np.array([self._number(cell) for cell in cells], dtype=np.float64)
-        missing = np.array([_is_missing(cell) for cell in cells], dtype=bool)
+        numbers: dict[Any, int] = {}  # cells repeat: each is looked at once
+        which = np.array([numbers.setdefault(cell, len(numbers)) for cell in cells], dtype=np.int64)
+        found = np.array([self._number(cell) for cell in numbers], dtype=np.float64)[which]
+        missing = np.array([_is_missing(cell) for cell in numbers], dtype=bool)[which]
         problems = []
         if missing.any() and not self.null:
             problems.append(f"column '{self.name}' has {int(missing.sum())} empty cells, and null = false")
@@ -172,6 +175,7 @@ class Schema:
     target: str
     subject: str
     silo: str
+    ignored: tuple[str, ...]
     rules: tuple[str, ...]
 
     @classmethod
@@ -189,7 +193,7 @@ class Schema:
         names = {column.name for column in columns}
         if settings.target and settings.target not in names:
             raise ConfigError(f"target = '{settings.target}' is no column of the schema")
-        return cls(columns, settings.target, settings.subject, settings.silo, settings.rules)
+        return cls(columns, settings.target, settings.subject, settings.silo, settings.ignored, settings.rules)
 
     @classmethod
     def read(cls, text: str) -> Schema:
@@ -199,7 +203,7 @@ class Schema:
             Column(c["name"], c["kind"], tuple(c["levels"]), c["other"], tuple(c["edges"]), c["null"])
             for c in tree["columns"]
         )
-        return cls(columns, tree["target"], tree["subject"], tree["silo"], tuple(tree["rules"]))
+        return cls(columns, tree["target"], tree["subject"], tree["silo"], tuple(tree["ignored"]), tuple(tree["rules"]))
 
     @cached_property
     def text(self) -> str:
