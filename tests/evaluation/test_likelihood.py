@@ -20,8 +20,7 @@ from fedloom.evaluation.likelihood import (
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
 from fedloom.modalities.likelihoods import Bernoulli, Normal
-from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.models.vae import VAE
+from fedloom.models.vae import VAE, HierarchicalVAE
 from fedloom.objectives.base import Objective, Step
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo

@@ -17,8 +17,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, SampleInputs, Setting, make_method
 from fedloom.methods.generator import Generator
-from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.models.vae import VAE
+from fedloom.models.vae import VAE, HierarchicalVAE
 from support import tiny_config
 
 HIERARCHY = ("method.hierarchy=true", "model.top_latent=3", "model.top_hidden=[8]")

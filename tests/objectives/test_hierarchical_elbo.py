@@ -9,8 +9,8 @@ from torch import Tensor, distributions, nn
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
 from fedloom.modalities.likelihoods import Bernoulli
-from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.networks import Flat
+from fedloom.models.vae import HierarchicalVAE
 from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.hierarchical_elbo import HierarchicalElbo
 

@@ -23,8 +23,7 @@ from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.evaluation.needs import AUTOENCODER, SILO_RECORDS
 from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
-from fedloom.models.hierarchical import HierarchicalVAE
-from fedloom.models.vae import VAE
+from fedloom.models.vae import VAE, HierarchicalVAE
 from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 

@@ -12,13 +12,11 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
-from fedloom.models.conditional import GroupConditionalVAE
-from fedloom.models.hierarchical import HierarchicalVAE
 from fedloom.models.history import RememberingVAE
 from fedloom.models.linear import LinearVAE
 from fedloom.models.networks import Network, network, widened
 from fedloom.models.priors import prior_means
-from fedloom.models.vae import VAE
+from fedloom.models.vae import VAE, GroupConditionalVAE, HierarchicalVAE
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
 from fedloom.privacy.lipschitz import bounded_decoder

@@ -17,7 +17,7 @@ from typing import Literal
 from torch import nn
 
 from fedloom.models.gaussian import kl_divergence, kl_to_unit
-from fedloom.models.hierarchical import HierarchicalVAE
+from fedloom.models.vae import HierarchicalVAE
 from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.ssim import dissimilarity
 
