@@ -24,7 +24,7 @@ from fedloom.settings import parse
 Kind = Literal["categorical", "ordinal", "integer", "continuous", "date"]
 Numbers = NDArray[np.float64]
 Codes = NDArray[np.int64]
-DATE = "%Y-%m-%d"
+TYPES = {"integer": "int64", "continuous": "float64", "date": "date32"}  # of columns without levels
 EPOCH = datetime.date(1970, 1, 1)
 LARGEST = 1_000  # levels or bins of a column: beyond it noise drowns every cell of a pair
 NULLS = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"))
@@ -92,6 +92,11 @@ class Column:
         """Whether its values are whole numbers."""
         return self.kind != "continuous"
 
+    @property
+    def type(self) -> str:
+        """What Arrow calls its cells."""
+        return "string" if self.levels else TYPES[self.kind]
+
     def read(self, cells: Sequence[Any]) -> tuple[Numbers, list[str]]:
         """The values of cells as a file gives them, and what is wrong with some of them, without saying whose they are.
 
@@ -157,13 +162,13 @@ class Column:
         return np.where((codes == self.nothing) & self.null, np.nan, found)
 
     def cell(self, value: float) -> Any:
-        """A value as a file holds it: text, whole number, number or None."""
+        """A value as a file holds it: text, whole number, number, date or None."""
         if math.isnan(value):
             return None
         if self.levels:
             return self.levels[int(value)]
         if self.kind == "date":
-            return (EPOCH + datetime.timedelta(days=int(value))).strftime(DATE)
+            return EPOCH + datetime.timedelta(days=int(value))
         return int(value) if self.whole else float(value)
 
 

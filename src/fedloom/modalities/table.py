@@ -90,6 +90,7 @@ def with_schema(text: str) -> Modality:
     return replace(
         MODALITY,
         plural=f"rows of {len(schema.columns)} columns",
+        types={column.name: column.type for column in schema.columns},
         in_columns=partial(in_columns, schema=schema),
         from_columns=partial(from_columns, schema=schema),
         made_up=partial(made_up, schema=schema),
@@ -105,5 +106,6 @@ MODALITY = Modality(
     encode=encode,
     likelihoods=LIKELIHOODS,
     values="one number a column, as the schema means it",
+    compares=False,
     with_schema=with_schema,
 )
