@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.errors import DataError, MissingExtraError
+from fedloom.errors import DataError, FedloomWarning, MissingExtraError
 from fedloom.federation import sample
 from fedloom.federation.arrays import Examples, assemble
 from fedloom.federation.files import existing
 from fedloom.federation.records import Dataset
-from fedloom.modalities.schema import Schema
+from fedloom.modalities.schema import Schema, is_missing
 from fedloom.modalities.table import modality_name
 from fedloom.settings import read_toml
 
@@ -90,6 +91,9 @@ def examples_of(schema: Schema, tables: Sequence[SiloTable], *, several: bool) -
         problems += [f"{where}{problem}" for problem in wrong]
         if not wrong and not len(rows):
             problems.append(f"{where}there are no rows")
+        if schema.broken == "accepted":
+            for sentence in schema.broken_rules(rows):
+                warnings.warn(f"{where}{sentence}, which the schema accepts", FedloomWarning, stacklevel=2)
         parts.append(rows)
         owners += [str(cell) for cell in table.cells.get(schema.silo, [])] if schema.silo else [table.silo] * len(rows)
         subjects += [str(cell) for cell in table.cells.get(schema.subject, [])]
@@ -117,7 +121,13 @@ def _read(schema: Schema, cells: Table) -> tuple[np.ndarray[Any, np.dtype[np.flo
                 wrong = [f"column '{column.name}' is empty throughout"]
             found.append(values)
             problems += wrong
-    return (np.stack(found, axis=1) if found and not problems else np.empty((0, len(schema.columns)))), problems
+    for name in (schema.silo, schema.subject):
+        if empty := sum(is_missing(cell) for cell in cells.get(name, ())):
+            problems.append(f"column '{name}' has {empty} empty cells, and says whose a record is")
+    if problems:
+        return np.empty((0, len(schema.columns))), problems
+    values = np.stack(found, axis=1)
+    return values, (schema.broken_rules(values) if schema.broken == "refused" else [])
 
 
 def read_csv(path: Path) -> Table:

@@ -89,6 +89,7 @@ def with_schema(text: str) -> Modality:
     schema = Schema.read(text)
     return replace(
         MODALITY,
+        rules=schema.rules,
         plural=f"rows of {len(schema.columns)} columns",
         types={column.name: column.type for column in schema.columns},
         in_columns=partial(in_columns, schema=schema),
