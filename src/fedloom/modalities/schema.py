@@ -147,7 +147,7 @@ class Column:
         if is_missing(cell):
             return math.nan
         if self.levels:
-            text = _text(cell)
+            text = text_of(cell)
             return float(self._numbers.get(text, self._numbers.get(self.other, math.nan)))
         try:
             if self.kind == "date":
@@ -308,7 +308,8 @@ def is_missing(cell: Any) -> bool:
     return cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str) and cell in NULLS)
 
 
-def _text(cell: Any) -> str:
+def text_of(cell: Any) -> str:
+    """A cell as the name of a level: whole numbers have no fraction."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
