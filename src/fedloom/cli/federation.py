@@ -57,6 +57,8 @@ def init(
         if shape or modality:
             raise ConfigError("--schema says what a record is: leave out --shape and --modality")
         modality, shape = _table_of(schema)
+    elif not shape:
+        raise ConfigError("--shape is missing: give the size of one record, such as 1,28,28, or a table's --schema")
     elif modality:
         from fedloom.modalities.base import modality_of
 

@@ -217,6 +217,8 @@ class Schema:
             for name, declared in settings.columns.items()
             if name not in aside
         )
+        if not columns:
+            raise ConfigError("a schema needs a column beside those that say whose a record is")
         names = {column.name for column in columns}
         if settings.target and settings.target not in names:
             raise ConfigError(f"target = '{settings.target}' is no column of the schema")
@@ -227,13 +229,12 @@ class Schema:
     @classmethod
     def read(cls, text: str) -> Schema:
         """What :attr:`text` gave."""
-        tree = json.loads(text)
-        columns = tuple(
-            Column(c["name"], c["kind"], tuple(c["levels"]), c["other"], tuple(c["edges"]), c["null"])
-            for c in tree["columns"]
-        )
-        lists = {name: tuple(tree.pop(name)) for name in ("ignored", "rules")}
-        return cls(**{**tree, **lists, "columns": columns})
+        try:
+            tree = json.loads(text)
+            columns = {column.pop("name"): column for column in tree.pop("columns")}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the schema in the name of a table's modality cannot be read: {error}") from error
+        return cls.of({**tree, "columns": columns})
 
     @cached_property
     def checks(self) -> tuple[Rule, ...]:
