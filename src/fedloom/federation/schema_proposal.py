@@ -16,7 +16,7 @@ from typing import Any
 
 from fedloom.errors import DataError
 from fedloom.federation.tables import Table, read_table
-from fedloom.modalities.schema import Column, Kind, is_missing, text_of
+from fedloom.modalities.schema import Column, Kind, is_missing, text_of, whole_text
 from fedloom.settings import Settings
 
 MARK = "# from records"
@@ -27,10 +27,11 @@ HEADING = f"""\
 """
 # Words of a column's name that say who somebody is, or where to find them.
 IDENTIFIER = re.compile(
-    "name|(sur|first|last|user)name|id|identifier|uuid|guid|patient|person|subject|ssn|nin|mrn|nhs|passport|insurance|"
-    "account|iban|e?mail|phone|telephone|tel|mobile|fax|address|street|zip|zipcode|postcode|ip|url|notes?|comments?",
+    "name|(sur|first|last|user)name|p?id|identifier|uuid|guid|ssn|nin|mrn|nhs|passport|insurance|account|iban|e?mail|"
+    "phone|telephone|tel|mobile|fax|address|street|zip|zipcode|postcode|ip|url|notes?|comments?",
     re.IGNORECASE,
 )
+PERSON = re.compile("patients?|persons?|subjects?|members?", re.IGNORECASE)  # a whole name
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 FEW = 10  # whole numbers so few are levels in order
@@ -71,8 +72,8 @@ def proposed_schema(files: Sequence[Path]) -> str:
 
 def propose(name: str, cells: Sequence[Any]) -> Proposed:
     """A column by its name and its cells."""
-    if any(map(IDENTIFIER.fullmatch, WORDS.findall(name))):
-        return Proposed({}, "by its name it says who somebody is, or is free text; a subject's goes to 'subject'")
+    if PERSON.fullmatch(name) or any(map(IDENTIFIER.fullmatch, WORDS.findall(name))):
+        return Proposed({}, "by its name: who somebody is, or free text; it may be named as 'subject' or 'silo'")
     known = [cell for cell in cells if not is_missing(cell)]
     if not known:
         return Proposed({}, "empty throughout")
@@ -104,10 +105,10 @@ def _whole(cells: Sequence[Any]) -> Settings | None:
     if values is None or any(value % 1 for value in values):
         return None
     distinct = sorted({int(value) for value in values})
-    if len(distinct) <= FEW and {text_of(cell) for cell in cells} == set(map(str, distinct)):
+    if len(distinct) <= FEW and {whole_text(text_of(cell)) for cell in cells} == set(map(str, distinct)):
         return {"kind": "ordinal", "levels": [str(value) for value in distinct]}
-    if len(distinct) == len(cells) == distinct[-1] - distinct[0] + 1:
-        return None  # rows, numbered
+    if len(distinct) == len(cells) and (len(cells) > MOST or distinct[-1] - distinct[0] < len(cells)):
+        return None  # what numbers records
     return {"kind": "integer", "bounds": [distinct[0], distinct[-1]]}
 
 

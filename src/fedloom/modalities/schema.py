@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -28,7 +29,7 @@ Codes = NDArray[np.int64]
 TYPES = {"integer": "int64", "continuous": "float64", "date": "date32"}  # of columns without levels
 EPOCH = datetime.date(1970, 1, 1)
 LARGEST = 1_000  # levels or bins of a column: beyond it noise drowns every cell of a pair
-NULLS = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"))
+NULLS = frozenset(("", ".", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,8 @@ class Column:
             return math.nan
         if self.levels:
             text = text_of(cell)
-            return float(self._numbers.get(text, self._numbers.get(self.other, math.nan)))
+            found = (self._numbers[name] for name in (text, whole_text(text), self.other) if name in self._numbers)
+            return float(next(found, math.nan))
         try:
             if self.kind == "date":
                 return float((_date(cell) - EPOCH).days)
@@ -306,12 +308,21 @@ def _edges(where: str, settings: ColumnSettings) -> tuple[float, ...]:
 
 def is_missing(cell: Any) -> bool:
     """Whether a cell of a file holds no value."""
-    return cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str) and cell in NULLS)
+    return (
+        cell is None
+        or (isinstance(cell, float) and math.isnan(cell))
+        or (isinstance(cell, str) and cell.strip() in NULLS)
+    )
 
 
 def text_of(cell: Any) -> str:
     """A cell as the name of a level: whole numbers have no fraction."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def whole_text(text: str) -> str:
+    """A whole number's text without a fraction of zeros, which a file has where others of its column are missing."""
+    return re.sub(r"(?<=\d)\.0+$", "", text)
 
 
 def _day(where: str, text: str) -> float:
