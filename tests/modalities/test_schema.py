@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from fedloom.errors import ConfigError
 from fedloom.modalities.base import modality_of
-from fedloom.modalities.schema import Column, ColumnSettings, Schema
+from fedloom.modalities.schema import ColumnSettings, Schema, SchemaColumn
 from fedloom.modalities.table import modality_name, schema_of
 from fedloom.settings import parse
 from mixed_rows import rows, schema
 
 
-def column(**declared: Any) -> Column:
-    return Column.of("c", parse(ColumnSettings, declared))
+def column(**declared: Any) -> SchemaColumn:
+    return SchemaColumn.of("c", parse(ColumnSettings, declared))
 
 
 COLUMNS = {
