@@ -169,7 +169,7 @@ def _summarise(run: Run, as_json: bool) -> None:
     }
     if run.folder.rounds_done and run.generator().teaches:
         rows["or"] = f"fedloom downstream {folder}"
-    elif summary["samples"]:  # otherwise nothing that generates reached the server
+    elif summary["groups"] and summary["samples"]:  # otherwise nothing that generates reached the server
         ending = next(Path(summary["samples"]).iterdir()).suffix  # of pictures, or of a table
         rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid{ending}"
     say_facts(rows)
