@@ -44,6 +44,11 @@ def audit_run(
         raise ConfigError("--attack outliers needs a run with outliers; train one with data.outliers.source")
     folder = run.folder
     _, evaluation = run.evaluation(round_number=round_number, device=device, federation=federation)
+    if not (modality := evaluation.real.federation.modality).compares:
+        raise ConfigError(
+            f"no attack fits {modality.plural}: all look for records that are near others, and no distance says which "
+            "are"
+        )
     audit = Audit(evaluation, claims_of(folder), effort or Effort())
     found: dict[str, Any] = {
         "schema": SCHEMA,

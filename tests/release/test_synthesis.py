@@ -124,7 +124,7 @@ def test_counts_add_up(total: int, shares: list[float], counts: list[int]) -> No
 
 @pytest.mark.parametrize("shape", [(6,), (2, 5, 5)], ids=str)
 def test_what_is_no_picture_is_refused_as_a_folder(shape: tuple[int, ...], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"folder holds images of 1 or 3 channels, .* use npz or parquet"):
+    with pytest.raises(ConfigError, match=r"folder holds images of 1 or 3 channels, .* use npz, parquet or csv"):
         FolderWriter(tmp_path, RecordKind(shape, ("all",), ()))
 
 

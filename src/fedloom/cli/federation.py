@@ -32,10 +32,15 @@ def init(
         str, typer.Option(help="Their names, as a,b,c; or with groups, as ct:a,ct:b,mri:c.", show_default=False)
     ],
     address: Annotated[str, typer.Option(help="Where silos reach the server, host:port.", show_default=False)],
-    shape: Annotated[str, typer.Option(help="The size of one record, such as 1,28,28.", show_default=False)],
+    shape: Annotated[
+        str, typer.Option(help="The size of one record, such as 1,28,28.", show_default="with --schema, its columns")
+    ] = "",
     modality: Annotated[
         str, typer.Option(help="What a record is.", show_default="image or vector, as the shape says")
     ] = "",
+    schema: Annotated[
+        Path | None, typer.Option(help="A table's schema.toml, which says what a record is.", show_default=False)
+    ] = None,
     classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
     name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
     records: Annotated[
@@ -48,18 +53,12 @@ def init(
     from fedloom.engines.flower.rules import RoundRules
     from fedloom.privacy.signatures import fingerprint
 
-    if modality:
-        from fedloom.modalities.base import modality_of
-
-        try:
-            modality_of(modality, ())  # silos follow no import path that a charter gives them
-        except ConfigError as error:
-            raise ConfigError(f"--modality: {error}") from error
+    modality, sizes = _kind_of(modality, shape, schema)
     charter = Charter(
         name=name or folder.resolve().name.lower(),
         address=address,
         silos=dict(map(_with_group, _names(silos))),
-        shape=tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape)),
+        shape=sizes,
         modality=modality,
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
@@ -147,7 +146,9 @@ def serve(
 @app.command("join")
 def join(
     folder: SiloDir,
-    data: Annotated[Path, typer.Option(help="The silo's records: an .npz file or a folder.", show_default=False)],
+    data: Annotated[
+        Path, typer.Option(help="The silo's records: a table, an .npz file or a folder.", show_default=False)
+    ],
     source: Annotated[
         str, typer.Option(help="How to read them: a data set's name.", show_default="npz, or images in a folder")
     ] = "",
@@ -299,6 +300,28 @@ def _epsilon(epsilon: float, delta: float) -> str:
     from fedloom.privacy.ledger import format_epsilon
 
     return f"{format_epsilon(epsilon)} at delta {delta:g}" if epsilon < float("inf") else "no DP guarantee"
+
+
+def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:
+    """What a record is, and its size: as a table's schema says, or as is told."""
+    if schema is not None:
+        if shape or modality:
+            raise ConfigError("--schema says what a record is: leave out --shape and --modality")
+        from fedloom.federation.tables import read_schema
+        from fedloom.modalities.table import modality_name
+
+        found = read_schema(schema)
+        return modality_name(found), (len(found.columns),)
+    if not shape:
+        raise ConfigError("--shape is missing: give the size of one record, such as 1,28,28, or a table's --schema")
+    if modality:
+        from fedloom.modalities.base import modality_of
+
+        try:
+            modality_of(modality, ())  # silos follow no import path that a charter gives them
+        except ConfigError as error:
+            raise ConfigError(f"--modality: {error}") from error
+    return modality, tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape))
 
 
 def _names(text: str) -> list[str]:

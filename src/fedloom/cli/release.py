@@ -30,7 +30,7 @@ def synthesize(
     folder: Folder,
     n: Annotated[int, typer.Option(help="How many records, over all groups.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The new folder of the data set.", show_default=False)],
-    form: Annotated[str, typer.Option("--format", help="folder (of images), npz or parquet.")] = "folder",
+    form: Annotated[str, typer.Option("--format", help="folder (of images), npz, parquet or csv.")] = "folder",
     labels: Annotated[
         str, typer.Option(help="balanced, or prior: as the run knows them.", show_default="prior, with labels")
     ] = "",

@@ -34,11 +34,12 @@ def load_parquet(path: str) -> Dataset:
         told = {key: json.loads(text) for key, text in (table.schema.metadata or {}).items()}
         schema, features = told[b"fedloom"], told[b"huggingface"]["info"]["features"]
         kind, shape = str(schema["modality"]), tuple(schema["shape"])
-        columns = {name: _values(table[name].to_pylist(), schema["columns"].get(name)) for name in table.column_names}
+        modality = modality_of(kind, shape)
+        types = {**schema["columns"], **dict.fromkeys(modality.types, "object")}
+        columns = {name: _values(table[name].to_pylist(), types.get(name)) for name in table.column_names}
         named = {
             name: np.array(features[name]["names"])[columns.pop(name)] for name in (GROUP, LABEL) if name in columns
         }
-        modality = modality_of(kind, shape)
         x = modality.read(modality.restored(columns, shape), str(file))
     except KeyError as error:
         raise DataError(

@@ -18,6 +18,7 @@ from fedloom.federation.charm import load_charm
 from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
 from fedloom.federation.parquet import load_parquet
 from fedloom.federation.records import Dataset, Records, concatenate
+from fedloom.federation.tables import adult_sample, load_tables
 from fedloom.modalities import frequencies
 from fedloom.registry import Registry
 
@@ -139,6 +140,12 @@ _OWN = {
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
     "parquet": Source(
         "records in the Parquet file data.path, as 'fedloom synthesize --format parquet' writes it", load_parquet
+    ),
+    "adult-sample": Source(
+        "Adult, 4,000 + 1,000 rows of a census, in the package", lambda _: adult_sample(), public=True
+    ),
+    "table": Source(
+        "rows in CSV or Parquet files of the folder data.path: one file a silo, with schema.toml beside", load_tables
     ),
     "embeddings": Source("labelled vectors in the .npz file data.path, as 'fedloom embed' writes it", load_embeddings),
     "camelyon17": Source(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -50,8 +50,11 @@ class Modality:
     tiles: Callable[[Tensor], Tiles | None] = lambda _: None  # each record as a small picture; None where it has none
     in_columns: Callable[[Tensor], Columns] | None = None  # as a table holds them; unless told: one list, "values"
     from_columns: Callable[[Columns], NDArray[Any]] | None = None  # the way back, to what ``read`` takes
+    types: Mapping[str, str] = field(default_factory=dict)  # Arrow's names for columns whose cells may be None
     made_up: Callable[[Tensor], Tensor] = lambda uniform: uniform  # records of nobody, from numbers in [0, 1)
     extremes: Callable[[Tensor, Tensor], Tensor] = extremes  # stored ones unlike any, from a coin for each number
+    rules: tuple[str, ...] = ()  # what every record keeps to, made-up ones too, as people write it
+    compares: bool = True  # whether the distance between two records, as models see them, says how alike they are
     made_by: str = ""  # the command that makes such records of others, if one does
     with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one
     learned_as: str = ""  # another modality whose methods can learn it as well
@@ -89,6 +92,7 @@ class Modality:
     def schema(self, shape: Shape) -> dict[str, Any]:
         """What is said of a record to who sees none: its shape, the meaning of its numbers, its columns' types."""
         columns = {name: str(column.dtype) for name, column in self.columns(torch.zeros(1, *shape)).items()}
+        columns |= self.types
         return {"modality": self.name, "shape": list(shape), "values": self.values, "columns": columns}
 
     def restored(self, columns: Columns, shape: Shape) -> NDArray[Any]:

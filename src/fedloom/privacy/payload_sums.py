@@ -111,11 +111,7 @@ class BoundedSum:
         records, model, noise = query.records, query.model, query.noise
         if noise is None:
             return _as_sent(self._sum(records, model, None, math.inf, None))
-        total = self._sum(records, model, noise.unit, self.bound, noise.shapes)
-        sizes = [tensor.numel() for tensor in total.values()]
-        flat = noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * noise.multiplier * self.bound
-        parts = zip(total.items(), torch.split(flat, sizes), strict=True)
-        return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
+        return noised(self._sum(records, model, noise.unit, self.bound, noise.shapes), query, self.bound)
 
     def clipped(self, records: Records, model: nn.Module, unit: Tensor | None) -> Tensors:
         """The sum before noise, float64: a unit's contributions are added up, then clipped to ``bound``."""
@@ -161,6 +157,68 @@ class BoundedSum:
             for (name, tensor), part in zip(rows.items(), parts, strict=True):
                 totals[name] = totals.get(name, torch.zeros((), dtype=torch.float64)) + part.reshape(tensor.shape[1:])
         return totals
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of what records are, made of all of them at once; exact, and private by what a single one can count for.
+
+    A record adds a vector of Euclidean norm ``of_one`` and whole numbers to the counts, whatever it is. Of a subject
+    the first ``rows`` records count, so that no other subject decides which they are.
+    """
+
+    count: Callable[[nn.Module, Records], Tensors]  # the sum over these records of what each adds, whole numbers
+    weigh: Callable[[Tensors], Tensors]  # counts in the units in which noise is alike for all of them
+    of_one: float
+    rows: int = 1
+
+    @property
+    def bound(self) -> float:
+        """All records of a unit that count may be alike."""
+        return self.rows * self.of_one
+
+    @property
+    def problem(self) -> str:
+        """Nothing: noise covers what is sent."""
+        return ""
+
+    def check(self, records: Records, model: nn.Module) -> None:
+        """Counts of some records are the sum of the counts of each, and none adds more than it may."""
+        few = records.take(torch.arange(min(TRIED_ROWS, len(records))))
+        together = self.count(model, few)
+        alone = [self.count(model, few.take(row)) for row in torch.split(torch.arange(len(few)), 1)]
+        for name, total in together.items():
+            if not torch.equal(total, torch.stack([each[name] for each in alone]).sum(dim=0)):
+                raise ConfigError(f"what a record adds to '{name}' depends on other records")
+        for each in alone:
+            norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in self.weigh(each).values()))
+            if norm > self.of_one * (1 + 1e-9):
+                raise ConfigError(f"a record adds {norm:g} to the counts, and {self.of_one:g} is stated")
+
+    def value(self, query: Query) -> Tensors:
+        """The counts, with normal noise under a mechanism; float32."""
+        noise = query.noise
+        if noise is None:
+            return _as_sent(self.weigh(self.count(query.model, query.records)))
+        counted = query.records if noise.unit is None else query.records.take(first_rows(noise.unit, self.rows))
+        return noised(self.weigh(self.count(query.model, counted)), query, self.bound)
+
+
+def first_rows(unit: Tensor, most: int) -> Tensor:
+    """The numbers of each unit's first records, at most so many of one."""
+    order = torch.argsort(unit, stable=True)
+    starts = torch.cumsum(torch.bincount(unit), 0) - torch.bincount(unit)
+    rank = torch.arange(len(unit)) - starts[unit[order]]
+    return order[rank < most].sort().values
+
+
+def noised(total: Tensors, query: Query, bound: float) -> Tensors:
+    """A sum that one unit moves by at most ``bound``, with normal noise; added in float64, sent in float32."""
+    assert query.noise is not None
+    sizes = [tensor.numel() for tensor in total.values()]
+    flat = query.noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * query.noise.multiplier * bound
+    parts = zip(total.items(), torch.split(flat, sizes), strict=True)
+    return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
 
 
 @dataclass(frozen=True)

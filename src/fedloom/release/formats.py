@@ -1,7 +1,8 @@
-"""How synthetic records are written: as a folder of images, as an .npz file, or as a table in Parquet."""
+"""How synthetic records are written: as a folder of images, as an .npz file, or as a table in Parquet or CSV."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import io
 import json
@@ -41,6 +42,15 @@ class RecordKind:
         """The columns of a table of one record of nothing, which say what columns hold."""
         return self.modality.columns(torch.zeros(1, *self.shape))
 
+    @property
+    def owners(self) -> dict[str, tuple[str, ...]]:
+        """The columns that say whose a record is, and what each may say; a table of one group needs no such column."""
+        one = len(self.groups) == 1 and self.modality.types
+        found = ({} if one else {"group": self.groups}) | ({"label": self.classes} if self.classes else {})
+        if taken := set(self.columns) & set(found):
+            raise ConfigError(f"{self.modality.plural} have a column '{min(taken)}', which says whose a record is")
+        return found
+
 
 class Writer(Protocol):
     """Takes records as they are made."""
@@ -72,7 +82,7 @@ class FolderWriter:
         if [*map(_is_pictures, kind.columns.values())] != [True]:
             raise ConfigError(
                 f"--format folder holds images of 1 or 3 channels, and these {kind.modality.plural} have shape "
-                f"{kind.shape}; use npz or parquet"
+                f"{kind.shape}; use npz, parquet or csv"
             )
         self._kind, self._data, self._count = kind, folder / "data", 0
         self._groups, self._classes = file_names(kind.groups), file_names(kind.classes)
@@ -127,13 +137,10 @@ class ParquetWriter:
     def __init__(self, folder: Path, kind: RecordKind) -> None:
         self._kind, self._arrow = kind, _pyarrow()
         pa = self._arrow
-        names = {"group": kind.groups} | ({"label": kind.classes} if kind.classes else {})
+        names, values, types = kind.owners, kind.columns, kind.modality.types
         self._numbers = {column: {name: number for number, name in enumerate(of)} for column, of in names.items()}
-        values = kind.columns
-        if taken := set(values) & set(names):
-            raise ConfigError(f"{kind.modality.plural} have a column '{min(taken)}', which says whose a record is")
-        columns = [(name, _arrow_type(pa, column)) for name, column in values.items()]
-        features = {name: _feature(column) for name, column in values.items()}
+        columns = [(name, _arrow_type(pa, column, types.get(name, ""))) for name, column in values.items()]
+        features = {name: _feature(column, types.get(name, "")) for name, column in values.items()}
         features |= {column: {"names": list(of), "_type": "ClassLabel"} for column, of in names.items()}
         told = {
             "huggingface": json.dumps({"info": {"features": features}}),
@@ -147,9 +154,9 @@ class ParquetWriter:
     def add(self, x: Tensor, group: str, label: str) -> None:
         """Write the records as a row group of the Parquet file."""
         table = {name: _rows(column) for name, column in self._kind.modality.columns(x).items()}
-        table["group"] = [self._numbers["group"][group]] * len(x)
-        if label:
-            table["label"] = [self._numbers["label"][label]] * len(x)
+        for column, name in (("group", group), ("label", label)):
+            if column in self._numbers:
+                table[column] = [self._numbers[column][name]] * len(x)
         self._file.write_table(self._arrow.table(table, schema=self._schema))
 
     def close(self) -> None:
@@ -157,16 +164,46 @@ class ParquetWriter:
         self._file.close()
 
 
-def _arrow_type(arrow: ModuleType, column: NDArray[Any]) -> Any:
-    """What Parquet calls the values of a column."""
+class CsvWriter:
+    """``data/train.csv``: a line for each record, its cells as people read them; empty where there is no value."""
+
+    def __init__(self, folder: Path, kind: RecordKind) -> None:
+        if kind.modality.tiles(torch.zeros(1, *kind.shape)) is not None or not kind.modality.shows(kind.shape):
+            raise ConfigError(
+                f"--format csv holds single cells, and {kind.modality.plural} have none; use parquet or npz"
+            )
+        self._modality, self._owners = kind.modality, tuple(kind.owners)
+        names = (*kind.columns, *self._owners)
+        (folder / "data").mkdir()
+        self._file = (folder / "data" / "train.csv").open("w", encoding="utf-8", newline="")
+        self._lines = csv.writer(self._file, lineterminator="\n")
+        self._lines.writerow(names)
+
+    def add(self, x: Tensor, group: str, label: str) -> None:
+        """Write the records as lines."""
+        whose = [name for column, name in (("group", group), ("label", label)) if column in self._owners]
+        cells = [column.tolist() for column in self._modality.columns(x).values()]
+        self._lines.writerows((*row, *whose) for row in zip(*cells, strict=True))
+
+    def close(self) -> None:
+        """Close the file, whose lines are whole already."""
+        self._file.close()
+
+
+def _arrow_type(arrow: ModuleType, column: NDArray[Any], named: str) -> Any:
+    """What Parquet calls the values of a column, which its modality may have named."""
+    if named:
+        return arrow.type_for_alias(named)
     if _is_pictures(column):
         return arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
     of_one = arrow.string() if column.dtype.kind == "U" else arrow.from_numpy_dtype(column.dtype)
     return of_one if column.ndim == 1 else arrow.list_(of_one, column.shape[1])
 
 
-def _feature(column: NDArray[Any]) -> dict[str, Any]:
+def _feature(column: NDArray[Any], named: str) -> dict[str, Any]:
     """What Hugging Face calls the values of a column."""
+    if named:
+        return {"dtype": named, "_type": "Value"}
     if _is_pictures(column):
         return {"_type": "Image"}
     of_one = {"dtype": "string" if column.dtype.kind == "U" else str(column.dtype), "_type": "Value"}
@@ -181,9 +218,10 @@ FORMATS: dict[str, Callable[[Path, RecordKind], Writer]] = {
     "folder": FolderWriter,
     "npz": NpzWriter,
     "parquet": ParquetWriter,
+    "csv": CsvWriter,
 }
 # Where Hugging Face finds the records; it reads no npz.
-DATA_FILES = {"folder": "data/**", "parquet": "data/*.parquet"}
+DATA_FILES = {"folder": "data/**", "parquet": "data/*.parquet", "csv": "data/*.csv"}
 
 
 def _pyarrow() -> ModuleType:

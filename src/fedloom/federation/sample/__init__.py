@@ -1,4 +1,4 @@
-"""The embedded sample of MNIST and Fashion-MNIST: 6,000 training and 1,000 test images each, balanced."""
+"""Embedded samples: 6,000 training and 1,000 test images of MNIST and of Fashion-MNIST, and 5,000 rows of Adult."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ SHA256 = {
     "fashion-mnist-train-labels-1.idx.xz": "474bbf343b03a52bd189b1e299e81c8a90546de1afed6318b610073b57d5473b",
     "fashion-mnist-test-images-0.idx.xz": "1c4260e2079b9979e7d888a36aa94078fb4ac1988a8195f4613c4c5efb9cf896",
     "fashion-mnist-test-labels-0.idx.xz": "940804dd842deddf0c82511c86dbc4e41a579ec2bf4c896f2aea7b67a774b913",
+    "adult-train.csv.xz": "4155aa81b83e7e72bc0e95ddbd09e6245b28a4ad9c1166359e8fda71168cc78c",
+    "adult-test.csv.xz": "0e19d6f008d884280a04b1f462476f1a1726142f3bd8e8914e994c5b15d3424f",
 }
 
 
 def load(name: str, split: str, kind: str, folder: Path = FOLDER) -> NDArray[np.uint8]:
     """The ``images`` or ``labels`` of ``mnist`` or ``fashion-mnist``, of the split ``train`` or ``test``."""
     parts = [file for file in SHA256 if file.startswith(f"{name}-{split}-{kind}-")]
-    return np.concatenate([idx.decode(_verified(folder / part), part) for part in parts])
+    return np.concatenate([idx.decode(verified(folder / part), part) for part in parts])
 
 
-def _verified(path: Path) -> bytes:
+def verified(path: Path | str) -> bytes:
+    """A file as its owner left it, unpacked."""
+    path = FOLDER / path
     try:
         content = path.read_bytes()
     except OSError as error:
