@@ -40,7 +40,7 @@ class MarginalsOptions:
 
     components: int = field(default=400, metadata=at_least(1))  # of the mixture
     steps: int = field(default=1500, metadata=at_least(1))  # of the fit, at most
-    target_levels: int = field(default=8, metadata=at_least(0))  # of a target for each of which pairs are counted
+    target_levels: int = field(default=4, metadata=at_least(0))  # of a target for each of which pairs are counted
     rows: int = field(default=1, metadata=at_least(1))  # of a subject that count, where subjects are protected
 
 
