@@ -46,7 +46,8 @@ def audit_run(
     _, evaluation = run.evaluation(round_number=round_number, device=device, federation=federation)
     if not (modality := evaluation.real.federation.modality).compares:
         raise ConfigError(
-            f"no attack fits {modality.plural}: all of them look for records near others, and here no distance says that"
+            f"no attack fits {modality.plural}: all look for records that are near others, and no distance says which "
+            "are"
         )
     audit = Audit(evaluation, claims_of(folder), effort or Effort())
     found: dict[str, Any] = {

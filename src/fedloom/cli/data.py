@@ -23,6 +23,7 @@ app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Obtain dat
 
 LEVELS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 16
+FILES = (".npz", ".csv", ".parquet")
 LISTED_BY = "'fedloom list datasets' and 'fedloom list presets' name them"
 
 
@@ -48,6 +49,27 @@ def get(
             name, source, destination, lambda done, total: progress.update(task, completed=done, total=total or None)
         )
     say(f"{name} is complete and verified in {folder}")
+
+
+@app.command("schema")
+def schema(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV or Parquet.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="The schema's new file.", show_default="shown, and not written")
+    ] = None,
+) -> None:
+    """Propose a table's schema, and mark what was read off the records: that is for people to declare public."""
+    from fedloom.federation.schema_proposal import proposed_schema
+    from fedloom.runs.files import write_atomically
+
+    text = proposed_schema(files)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    if out.exists():
+        raise ConfigError(f"--out {out} exists already; nothing was written")
+    write_atomically(out, text.encode())
+    say(f"{out}: read every line, and replace or declare public what is marked; then 'fedloom data show table'")
 
 
 @app.command("show")
@@ -81,8 +103,8 @@ def _config(name: str, overrides: list[str]) -> Config:
 
     if name in SOURCES:
         return parse(Config, override({"data": {"source": name}}, overrides))
-    if Path(name).is_dir() or name.endswith(".npz"):
-        source = "npz" if name.endswith(".npz") else "image-folders"
+    if Path(name).is_dir() or name.endswith(FILES):
+        source = "image-folders" if Path(name).is_dir() else "npz" if name.endswith(".npz") else "table"
         raise ConfigError(f"'{name}' is no data set's name; say {source} data.path={name} to show what is in it")
     if name not in preset_names() and not name.endswith(".toml"):
         raise ConfigError(unknown("data set or preset", name, [*SOURCES, *preset_names()], LISTED_BY))

@@ -32,10 +32,15 @@ def init(
         str, typer.Option(help="Their names, as a,b,c; or with groups, as ct:a,ct:b,mri:c.", show_default=False)
     ],
     address: Annotated[str, typer.Option(help="Where silos reach the server, host:port.", show_default=False)],
-    shape: Annotated[str, typer.Option(help="The size of one record, such as 1,28,28.", show_default=False)],
+    shape: Annotated[
+        str, typer.Option(help="The size of one record, such as 1,28,28.", show_default="with --schema, its columns")
+    ] = "",
     modality: Annotated[
         str, typer.Option(help="What a record is.", show_default="image or vector, as the shape says")
     ] = "",
+    schema: Annotated[
+        Path | None, typer.Option(help="A table's schema.toml, which says what a record is.", show_default=False)
+    ] = None,
     classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
     name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
     records: Annotated[
@@ -48,7 +53,13 @@ def init(
     from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
 
-    if modality:
+    if schema is not None:
+        if shape or modality:
+            raise ConfigError("--schema says what a record is: leave out --shape and --modality")
+        modality, shape = _table_of(schema)
+    elif not shape:
+        raise ConfigError("--shape is missing: give the size of one record, such as 1,28,28, or a table's --schema")
+    elif modality:
         from fedloom.modalities.base import modality_of
 
         try:
@@ -146,7 +157,9 @@ def serve(
 @app.command("join")
 def join(
     folder: SiloDir,
-    data: Annotated[Path, typer.Option(help="The silo's records: an .npz file or a folder.", show_default=False)],
+    data: Annotated[
+        Path, typer.Option(help="The silo's records: a table, an .npz file or a folder.", show_default=False)
+    ],
     source: Annotated[
         str, typer.Option(help="How to read them: a data set's name.", show_default="npz, or images in a folder")
     ] = "",
@@ -245,6 +258,15 @@ def _stop_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _table_of(schema: Path) -> tuple[str, str]:
+    """The modality and the shape of a schema's rows."""
+    from fedloom.federation.tables import read_schema
+    from fedloom.modalities.table import modality_name
+
+    found = read_schema(schema)
+    return modality_name(found), str(len(found.columns))
 
 
 def _names(text: str) -> list[str]:

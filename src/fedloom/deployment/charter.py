@@ -152,11 +152,17 @@ class Charter:
         return replace(self._records(public, public.test, 0), group=group)
 
 
-def load_records(path: Path, source: str = "") -> Dataset:
-    """A silo's records: those of a source, else an .npz file, or a folder of images or of one folder for each class."""
+def load_records(path: Path, source: str = "", modality: str = "") -> Dataset:
+    """A silo's records: those of a source; else a table, if the charter has its schema; an .npz file; or images.
+
+    Images lie in a folder, or in one folder for each class.
+    """
     from fedloom.federation.files import load_own_images
     from fedloom.federation.sources import SOURCES
+    from fedloom.federation.tables import READERS, load_own_table
 
+    if not source and path.suffix in READERS:
+        return load_own_table(path, modality)
     if not source and path.suffix != ".npz":
         return load_own_images(str(path))
     return SOURCES.get(source or "npz", "--source").load(str(path))

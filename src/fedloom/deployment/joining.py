@@ -40,7 +40,7 @@ class Joining:
 
     def __enter__(self) -> Joining:
         if not self.data.exists():
-            raise FedloomError(f"--data {self.data} does not exist; give an .npz file or a folder of images")
+            raise FedloomError(f"--data {self.data} does not exist; give a table, an .npz file or a folder of images")
         LedgerRegistry(self.registry).close()  # the worker may write there, but not make the folder
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.

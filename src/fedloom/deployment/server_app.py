@@ -95,7 +95,11 @@ def perform(home: ServerDirectory, number: str, grid: FlowerGrid) -> str:
 
 def _train(home: ServerDirectory, submission: Submission, grid: FlowerGrid) -> None:
     """From the start, or on from the newest checkpoint of a folder that is there."""
-    public = load_records(Path(home.settings.public_set)) if home.settings.public_set else None
+    public = (
+        load_records(Path(home.settings.public_set), modality=home.charter.modality)
+        if home.settings.public_set
+        else None
+    )
     experiment = Experiment.of(submission.config, home.charter.at_the_server(public))
     journal = partial(note, submission.folder / "silos.jsonl")
     declared = home.charter.records

@@ -47,7 +47,7 @@ def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
 
     policy()
     charter = home.invitation.charter
-    federation = charter.at_a_silo(home.name, load_records(data, source))
+    federation = charter.at_a_silo(home.name, load_records(data, source, charter.modality))
     return SiloService(home.path, federation, charter.index(home.name), screening, agreement)
 
 

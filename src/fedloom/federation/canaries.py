@@ -27,6 +27,10 @@ def with_canaries(federation: Federation, settings: AuditConfig, streams: Stream
     """The federation with canaries in the silos that the settings name, or in all; those that are in come last."""
     if not settings.canaries:
         return federation
+    if not federation.modality.compares:
+        raise ConfigError(
+            f"audit.canaries = {settings.canaries} must be 0 for {federation.modality.plural}: no attack looks for them"
+        )
     names = [silo.name for silo in federation.silos]
     for name in settings.silos:
         if name not in names:

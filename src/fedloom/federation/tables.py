@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.errors import DataError, MissingExtraError
+from fedloom.errors import DataError, FedloomWarning, MissingExtraError
 from fedloom.federation import sample
 from fedloom.federation.arrays import Examples, assemble
 from fedloom.federation.files import existing
 from fedloom.federation.records import Dataset
-from fedloom.modalities.schema import Schema
-from fedloom.modalities.table import modality_name
+from fedloom.modalities.schema import Schema, is_missing
+from fedloom.modalities.table import modality_name, schema_of
 from fedloom.settings import read_toml
 
 SCHEMA_FILE = "schema.toml"
@@ -55,12 +56,20 @@ def load_tables(path: str) -> Dataset:
     files = sorted(file for file in folder.iterdir() if file.suffix in READERS) if root.is_dir() else [root]
     if not files:
         raise DataError(f"data.path = '{path}' holds no CSV or Parquet file; give one for each silo")
-    train = [SiloTable(file.stem, READERS[file.suffix](file)) for file in files if file.stem != HELD_OUT]
-    test = [SiloTable("", READERS[file.suffix](file)) for file in files if file.stem == HELD_OUT]
+    train = [SiloTable(file.stem, read_table(file)) for file in files if file.stem != HELD_OUT]
+    test = [SiloTable("", read_table(file)) for file in files if file.stem == HELD_OUT]
     if not train:
         raise DataError(f"data.path = '{path}' holds a file of held-out records alone; give one for each silo")
     held_out = examples_of(schema, test, several=False) if test else None
     return assemble(root.resolve().stem, examples_of(schema, train, several=len(train) > 1), held_out)
+
+
+def load_own_table(path: Path, modality: str) -> Dataset:
+    """One silo's file, by the schema in the name of its federation's modality; a tenth is held out."""
+    schema = schema_of(modality)
+    alone = replace(schema, silo="", ignored=(*schema.ignored, schema.silo))
+    rows = examples_of(alone, [SiloTable("", read_table(path))], several=False)
+    return assemble(path.stem, replace(rows, kind=modality))
 
 
 @cache
@@ -90,6 +99,9 @@ def examples_of(schema: Schema, tables: Sequence[SiloTable], *, several: bool) -
         problems += [f"{where}{problem}" for problem in wrong]
         if not wrong and not len(rows):
             problems.append(f"{where}there are no rows")
+        if schema.broken == "accepted":
+            for sentence in schema.broken_rules(rows):
+                warnings.warn(f"{where}{sentence}, which the schema accepts", FedloomWarning, stacklevel=2)
         parts.append(rows)
         owners += [str(cell) for cell in table.cells.get(schema.silo, [])] if schema.silo else [table.silo] * len(rows)
         subjects += [str(cell) for cell in table.cells.get(schema.subject, [])]
@@ -117,7 +129,20 @@ def _read(schema: Schema, cells: Table) -> tuple[np.ndarray[Any, np.dtype[np.flo
                 wrong = [f"column '{column.name}' is empty throughout"]
             found.append(values)
             problems += wrong
-    return (np.stack(found, axis=1) if found and not problems else np.empty((0, len(schema.columns)))), problems
+    for name in (schema.silo, schema.subject):
+        if empty := sum(is_missing(cell) for cell in cells.get(name, ())):
+            problems.append(f"column '{name}' has {empty} empty cells, and says whose a record is")
+    if problems:
+        return np.empty((0, len(schema.columns))), problems
+    values = np.stack(found, axis=1)
+    return values, (schema.broken_rules(values) if schema.broken == "refused" else [])
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a file, as its name ends."""
+    if path.suffix not in READERS:
+        raise DataError(f"{path} is no table; give a file that ends in {' or '.join(READERS)}")
+    return READERS[path.suffix](path)
 
 
 def read_csv(path: Path) -> Table:
@@ -163,4 +188,4 @@ def read_parquet(path: Path) -> Table:
     return {name: table[name].to_pylist() for name in table.column_names}
 
 
-READERS: Mapping[str, Any] = {".csv": read_csv, ".parquet": read_parquet}
+READERS: Mapping[str, Callable[[Path], Table]] = {".csv": read_csv, ".parquet": read_parquet}

@@ -23,6 +23,7 @@ from fedloom.methods.base import Method, Pathway, PayloadRule, Recipe, SampleInp
 from fedloom.methods.moments import DECODER, FROM_SERVER, payload_sum
 from fedloom.methods.pair_counts import PairCounts
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
+from fedloom.modalities.rules import keeping
 from fedloom.modalities.schema import Schema
 from fedloom.modalities.table import schema_of
 from fedloom.models.product_mixture import ProductMixture, fitted, joined, record_count
@@ -32,6 +33,8 @@ from fedloom.sharing.plan import RECORD_COUNT, SharingPlan, Tensors, payload_of_
 from fedloom.streams import Streams
 
 PAIRS = "pairs"
+LARGEST = 4_000  # levels and bins of all columns: their pairs are one matrix
+TRIES = 8  # rows from which one is chosen that keeps to the schema's rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,31 +91,50 @@ class FromMixture:
 
     schema: Schema
 
+    @property
+    def noise(self) -> dict[str, tuple[int, ...]]:
+        """The numbers that a row is made of; where there are rules, it is the first of several that keeps to them."""
+        tries, columns = TRIES if self.schema.rules else 1, len(self.schema.sizes)
+        return {"component": (tries, 1), "columns": (tries, columns), "inside": (tries, columns)}
+
+    @torch.no_grad()
     def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
-        """Values as the schema means them."""
+        """Values as the schema means them, on the device of the noise."""
         assert isinstance(model, ProductMixture)
-        codes = model.generate(inputs.noise["component"], inputs.noise["columns"]).long().cpu().numpy()
-        inside = torch.special.ndtr(inputs.noise["inside"].double()).clamp_max(1 - 1e-12).cpu().numpy()
-        return torch.from_numpy(self.schema.values(codes, inside))
+        component, columns, inside = (inputs.noise[name] for name in self.noise)
+        codes = model.generate(component.flatten(0, 1), columns.flatten(0, 1)).cpu().numpy()
+        within = torch.special.ndtr(inside.flatten(0, 1).double()).clamp_max(1 - 1e-12).cpu().numpy()
+        draws = self.schema.values(codes, within).reshape(inside.shape).swapaxes(0, 1)
+        return torch.from_numpy(keeping(self.schema.checks, draws)).to(inside.device)
 
 
 def make(setting: Setting, options: MarginalsOptions) -> Method:
     """No phases: one release in a silo's first round."""
     schema = schema_of(setting.modality.name)
-    pairs, columns = PairCounts(schema, options.target_levels), len(schema.sizes)
+    pairs, levels = PairCounts(schema, options.target_levels), sum(schema.sizes)
+    if levels > LARGEST:
+        raise ConfigError(
+            f"method 'marginals' counts pairs of at most {LARGEST:,} levels and bins, and the schema's columns have "
+            f"{levels:,}: give fewer to {_largest(schema)}"
+        )
     if options.components < pairs.parts:
         raise ConfigError(f"method.components = {options.components} is below {pairs.parts}, the levels of the target")
     payload = payload_of_sums(PAIRS, "counts of pairs of levels, once", {"counts": pairs.shape})
-    noise = {"component": (1,), "columns": (columns,), "inside": (columns,)}
+    rows = FromMixture(schema)
     return Method(
         name="marginals",
         plan=SharingPlan({"decoder": FROM_SERVER}, setting.groups, (RECORD_COUNT, payload)),
         build=partial(build, pairs, options.components),
         phases=(),
         server_step=FitPairs(pairs, options, setting.streams.torch_seed("marginals")),
-        pathways={"mixture": Pathway(noise, FromMixture(schema), "k ~ shares, x_j ~ p_kj", ("decoder",))},
+        pathways={"mixture": Pathway(rows.noise, rows, "k ~ shares, x_j ~ p_kj", ("decoder",))},
         payloads=(PayloadRule(payload, Tally(pairs.count, pairs.of_one, options.rows), share=1.0),),
     )
+
+
+def _largest(schema: Schema) -> str:
+    largest = sorted(schema.columns, key=lambda column: -column.size)[:3]
+    return ", ".join(f"'{column.name}' ({column.size:,})" for column in largest)
 
 
 RECIPE = Recipe(

@@ -53,6 +53,7 @@ class Modality:
     types: Mapping[str, str] = field(default_factory=dict)  # Arrow's names for columns whose cells may be None
     made_up: Callable[[Tensor], Tensor] = lambda uniform: uniform  # records of nobody, from numbers in [0, 1)
     extremes: Callable[[Tensor, Tensor], Tensor] = extremes  # stored ones unlike any, from a coin for each number
+    rules: tuple[str, ...] = ()  # what every record keeps to, made-up ones too, as people write it
     compares: bool = True  # whether the distance between two records, as models see them, says how alike they are
     made_by: str = ""  # the command that makes such records of others, if one does
     with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one

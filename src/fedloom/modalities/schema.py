@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -18,7 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.errors import ConfigError
+from fedloom.modalities.rules import Rule, breaking, rule_of
 from fedloom.settings import parse
 
 Kind = Literal["categorical", "ordinal", "integer", "continuous", "date"]
@@ -27,7 +29,7 @@ Codes = NDArray[np.int64]
 TYPES = {"integer": "int64", "continuous": "float64", "date": "date32"}  # of columns without levels
 EPOCH = datetime.date(1970, 1, 1)
 LARGEST = 1_000  # levels or bins of a column: beyond it noise drowns every cell of a pair
-NULLS = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"))
+NULLS = frozenset(("", ".", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,8 @@ class SchemaSettings:
     subject: str = ""  # the column that says whose record it is; it is never learned
     silo: str = ""  # the column that says which silo a record belongs to; it is never learned
     ignored: tuple[str, ...] = ()  # columns of files that are left out, such as names and free text
-    rules: tuple[str, ...] = ()  # what records keep to, such as "first <= last"
+    rules: tuple[str, ...] = ()  # what records keep to, such as "first <= last"; see fedloom.modalities.rules
+    broken: Literal["refused", "accepted"] = "refused"  # records of files that break a rule
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -93,6 +96,25 @@ class Column:
         return self.kind != "continuous"
 
     @property
+    def least(self) -> float:
+        """Its least value, as a number."""
+        return 0.0 if self.levels else float(math.ceil(self.edges[0])) if self.whole else self.edges[0]
+
+    @property
+    def largest(self) -> float:
+        """Its largest value, as a number."""
+        if self.levels:
+            return float(len(self.levels) - 1)
+        return float(math.floor(self.edges[-1])) if self.whole else self.edges[-1]
+
+    @property
+    def family(self) -> str:
+        """Columns of one family have one order; levels without order have none."""
+        if self.kind == "ordinal":
+            return f"levels {self.levels}"
+        return "" if self.levels else self.kind
+
+    @property
     def type(self) -> str:
         """What Arrow calls its cells."""
         return "string" if self.levels else TYPES[self.kind]
@@ -105,7 +127,7 @@ class Column:
         numbers: dict[Any, int] = {}  # cells repeat: each is looked at once
         which = np.array([numbers.setdefault(cell, len(numbers)) for cell in cells], dtype=np.int64)
         found = np.array([self._number(cell) for cell in numbers], dtype=np.float64)[which]
-        missing = np.array([_is_missing(cell) for cell in numbers], dtype=bool)[which]
+        missing = np.array([is_missing(cell) for cell in numbers], dtype=bool)[which]
         problems = []
         if missing.any() and not self.null:
             problems.append(f"column '{self.name}' has {int(missing.sum())} empty cells, and null = false")
@@ -123,16 +145,17 @@ class Column:
         return found, problems
 
     def _number(self, cell: Any) -> float:
-        if _is_missing(cell):
+        if is_missing(cell):
             return math.nan
         if self.levels:
-            text = _text(cell)
-            return float(self._numbers.get(text, self._numbers.get(self.other, math.nan)))
+            text = text_of(cell)
+            found = (self._numbers[name] for name in (text, whole_text(text), self.other) if name in self._numbers)
+            return float(next(found, math.nan))
         try:
             if self.kind == "date":
                 return float((_date(cell) - EPOCH).days)
             return float(cell)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return math.nan
 
     @cached_property
@@ -182,6 +205,7 @@ class Schema:
     silo: str
     ignored: tuple[str, ...]
     rules: tuple[str, ...]
+    broken: str
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Schema:
@@ -195,20 +219,34 @@ class Schema:
             for name, declared in settings.columns.items()
             if name not in aside
         )
+        if not columns:
+            raise ConfigError("a schema needs a column beside those that say whose a record is")
         names = {column.name for column in columns}
         if settings.target and settings.target not in names:
             raise ConfigError(f"target = '{settings.target}' is no column of the schema")
-        return cls(columns, settings.target, settings.subject, settings.silo, settings.ignored, settings.rules)
+        found = cls(columns, settings.target, *aside, settings.ignored, settings.rules, settings.broken)
+        assert len(found.checks) == len(settings.rules)  # a rule that says nothing is refused here
+        return found
 
     @classmethod
     def read(cls, text: str) -> Schema:
         """What :attr:`text` gave."""
-        tree = json.loads(text)
-        columns = tuple(
-            Column(c["name"], c["kind"], tuple(c["levels"]), c["other"], tuple(c["edges"]), c["null"])
-            for c in tree["columns"]
-        )
-        return cls(columns, tree["target"], tree["subject"], tree["silo"], tuple(tree["ignored"]), tuple(tree["rules"]))
+        try:
+            tree = json.loads(text)
+            columns = {column.pop("name"): column for column in tree.pop("columns")}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the schema in the name of a table's modality cannot be read: {error}") from error
+        return cls.of({**tree, "columns": columns})
+
+    @cached_property
+    def checks(self) -> tuple[Rule, ...]:
+        """The rules, read."""
+        return tuple(rule_of(text, self.columns) for text in self.rules)
+
+    def broken_rules(self, values: Numbers) -> list[str]:
+        """A sentence for each rule that some of the records break."""
+        counts = zip(self.rules, breaking(self.checks, values), strict=True)
+        return [f"{count} of {len(values)} records break the rule '{rule}'" for rule, count in counts if count]
 
     @cached_property
     def text(self) -> str:
@@ -249,7 +287,7 @@ def _edges(where: str, settings: ColumnSettings) -> tuple[float, ...]:
     edges = settings.edges
     if not edges:
         if settings.kind == "date" and settings.first and settings.last:
-            low, high = (float((_date(text) - EPOCH).days) for text in (settings.first, settings.last))
+            low, high = (_day(f"{where}.{name}", getattr(settings, name)) for name in ("first", "last"))
         elif len(settings.bounds) == 2:
             low, high = settings.bounds
         else:
@@ -268,12 +306,30 @@ def _edges(where: str, settings: ColumnSettings) -> tuple[float, ...]:
     return edges
 
 
-def _is_missing(cell: Any) -> bool:
-    return cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str) and cell in NULLS)
+def is_missing(cell: Any) -> bool:
+    """Whether a cell of a file holds no value."""
+    return (
+        cell is None
+        or (isinstance(cell, float) and math.isnan(cell))
+        or (isinstance(cell, str) and cell.strip() in NULLS)
+    )
 
 
-def _text(cell: Any) -> str:
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+def text_of(cell: Any) -> str:
+    """A cell as the name of a level: whole numbers have no fraction."""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def whole_text(text: str) -> str:
+    """A whole number's text without a fraction of zeros, which a file has where others of its column are missing."""
+    return re.sub(r"(?<=\d)\.0+$", "", text)
+
+
+def _day(where: str, text: str) -> float:
+    try:
+        return float((_date(text) - EPOCH).days)
+    except ValueError as error:
+        raise ConfigError(f"{where} = '{text}' is no date of the form YYYY-MM-DD") from error
 
 
 def _date(cell: Any) -> datetime.date:
@@ -281,7 +337,4 @@ def _date(cell: Any) -> datetime.date:
         return cell.date()
     if isinstance(cell, datetime.date):
         return cell
-    try:
-        return datetime.date.fromisoformat(str(cell)[:10])
-    except ValueError as error:
-        raise DataError(f"'{cell}' is no date of the form YYYY-MM-DD") from error
+    return datetime.date.fromisoformat(str(cell)[:10])

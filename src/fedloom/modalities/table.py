@@ -27,7 +27,7 @@ def schema_of(modality: str) -> Schema:
     """The schema in the name of a table's modality."""
     family, _, text = modality.partition("/")
     if family != FAMILY or not text:
-        raise ConfigError("this needs the rows of a table, with a schema; see 'fedloom data schema'")
+        raise ConfigError("a table needs a schema, and none is given; 'fedloom data schema FILE' proposes one")
     return Schema.read(text)
 
 
@@ -89,6 +89,7 @@ def with_schema(text: str) -> Modality:
     schema = Schema.read(text)
     return replace(
         MODALITY,
+        rules=schema.rules,
         plural=f"rows of {len(schema.columns)} columns",
         types={column.name: column.type for column in schema.columns},
         in_columns=partial(in_columns, schema=schema),

@@ -169,7 +169,9 @@ class CsvWriter:
 
     def __init__(self, folder: Path, kind: RecordKind) -> None:
         if kind.modality.tiles(torch.zeros(1, *kind.shape)) is not None or not kind.modality.shows(kind.shape):
-            raise ConfigError(f"--format csv holds single cells, and {kind.modality.plural} have none; use parquet or npz")
+            raise ConfigError(
+                f"--format csv holds single cells, and {kind.modality.plural} have none; use parquet or npz"
+            )
         self._modality, self._owners = kind.modality, tuple(kind.owners)
         names = (*kind.columns, *self._owners)
         (folder / "data").mkdir()
