@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedloom.evaluation.evidence import Evaluation
+from fedloom.errors import ConfigError
+from fedloom.evaluation.evidence import Evaluation, Real
 from fedloom.evaluation.metric import Need
 from fedloom.modalities.schema import Numbers, Schema
 from fedloom.modalities.table import FAMILY, schema_of
 
-TABLE = Need(
-    lambda evaluation: evaluation.real.federation.modality.family == FAMILY,
-    "records are no rows of a table with a schema",
-    check=lambda real: schema_of(real.federation.modality.name),
-)
+
+def _is_table(real: Real) -> None:
+    modality = real.federation.modality
+    if modality.family != FAMILY:
+        raise ConfigError(f"evaluation.metrics names a metric of the rows of a table, and here are {modality.plural}")
+
+
+TABLE = Need(lambda _: True, "", check=_is_table)
 
 
 @dataclass(frozen=True, eq=False)

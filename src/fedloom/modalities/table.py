@@ -107,6 +107,7 @@ MODALITY = Modality(
     encode=encode,
     likelihoods=LIKELIHOODS,
     values="one number a column, as the schema means it",
+    metrics=("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "cost", "likelihood"),
     compares=False,
     with_schema=with_schema,
 )
