@@ -23,7 +23,7 @@ from fedloom.methods.base import Method, Pathway, PayloadRule, Recipe, SampleInp
 from fedloom.methods.moments import DECODER, FROM_SERVER, payload_sum
 from fedloom.methods.pair_counts import PairCounts
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
-from fedloom.modalities.rules import keeping
+from fedloom.modalities.rules import TRIES, keeping
 from fedloom.modalities.schema import Schema
 from fedloom.modalities.table import schema_of
 from fedloom.models.product_mixture import ProductMixture, fitted, joined, record_count
@@ -34,7 +34,6 @@ from fedloom.streams import Streams
 
 PAIRS = "pairs"
 LARGEST = 4_000  # levels and bins of all columns: their pairs are one matrix
-TRIES = 8  # rows from which one is chosen that keeps to the schema's rules
 
 
 @dataclass(frozen=True, kw_only=True)
