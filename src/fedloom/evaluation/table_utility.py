@@ -37,8 +37,8 @@ def learned(schema: Schema, rows: Numbers, test: Numbers) -> Learned:
     if len(np.unique(answers)) == 1:  # nothing to learn: the one answer is all there is
         chances[:, answers[0]] = 1.0
     else:
-        of_levels = [0 < len(schema.columns[each].levels) <= MOST_LEVELS for each in others]
-        unordered = [level and schema.columns[each].kind == "categorical" for level, each in zip(of_levels, others)]
+        columns = [schema.columns[each] for each in others]
+        unordered = [each.kind == "categorical" and each.size <= MOST_LEVELS for each in columns]
         forest = sklearn("ensemble").HistGradientBoostingClassifier(categorical_features=unordered, random_state=0)
         forest.fit(rows[:, others], answers)
         chances[:, forest.classes_] = forest.predict_proba(test[:, others])

@@ -117,7 +117,8 @@ def _distilling(method: Method, setting: Setting, *, averages: bool) -> Method:
     if (sent := release(settings, setting.widest_latent, setting.streams)) is not None:
         plan = replace(method.plan, payloads=(*method.plan.payloads, sent.payload))
         method = replace(method, plan=plan, payloads=(*method.payloads, sent))
-    distil = Distil(method, student, kept, settings)
+    kind = setting.modality.name if setting.modality.drawing else ""
+    distil = Distil(method, student, kept, settings, kind)
     made = replace(method, server_step=Steps((method.server_step, distil)) if averages else distil)
     if not own:
         return made

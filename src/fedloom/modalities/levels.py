@@ -6,7 +6,7 @@ drawn, a level for each column and a value of that level: a mean of levels would
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -14,11 +14,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedloom.modalities.rules import TRIES, keeping
 from fedloom.modalities.schema import Schema
-
-INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,23 @@ class Levels:
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Cross-entropy, summed over the columns."""
-        parts = torch.split(output, list(self.sizes), dim=-1)
-        chances = torch.cat([torch.log_softmax(part, dim=-1) for part in parts], dim=-1)
+        chances = torch.cat([torch.log_softmax(part, dim=-1) for part in self._columns(output)], dim=-1)
         return -(x * chances).sum(dim=-1)
 
     def mean(self, output: Tensor) -> Tensor:
         """The chance of each level."""
-        return torch.cat(
-            [torch.softmax(part, dim=-1) for part in torch.split(output, list(self.sizes), dim=-1)], dim=-1
-        )
+        return torch.cat([torch.softmax(part, dim=-1) for part in self._columns(output)], dim=-1)
 
     def sample(self, mean: Tensor, noise: Tensor) -> Tensor:
         """One level of each column; of the noise the first number of each column is used."""
         found = []
-        for chances, normal in zip(
-            *(torch.split(each, list(self.sizes), dim=-1) for each in (mean, noise)), strict=True
-        ):
+        for chances, normal in zip(self._columns(mean), self._columns(noise), strict=True):
             level, _ = drawn(chances, normal[..., 0])
-            found.append(torch.nn.functional.one_hot(level, chances.shape[-1]).to(mean.dtype))
+            found.append(functional.one_hot(level, chances.shape[-1]).to(mean.dtype))
         return torch.cat(found, dim=-1)
+
+    def _columns(self, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(x, list(self.sizes), dim=-1)
 
 
 def drawn(chances: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,8 +74,8 @@ class Coding:
         places, lows, highs, nothing = [], [], [], []
         for number, column in enumerate(self.schema.columns):
             inner = [level + 0.5 for level in range(len(column.levels) - 1)] or list(column.edges[1:-1])
-            lows += [-INFINITE, *inner] + [INFINITE] * column.null
-            highs += [*inner, INFINITE] + [-INFINITE] * column.null
+            lows += [-math.inf, *inner] + [math.inf] * column.null
+            highs += [*inner, math.inf] + [-math.inf] * column.null
             nothing += [False] * (len(inner) + 1) + [True] * column.null
             places += [number] * column.size
         reals = (torch.tensor(values, dtype=torch.float64) for values in (lows, highs))
@@ -98,9 +95,9 @@ class Coding:
 
     def draw(self, chances: Tensor, noise: Tensor) -> Tensor:
         """Rows as stored, each drawn by its chances, that keep to the schema's rules."""
-        parts = torch.split(chances.unsqueeze(1), list(self.schema.sizes), dim=-1)
+        parts = torch.split(chances.unsqueeze(1).expand(-1, len(noise[0]), -1), list(self.schema.sizes), dim=-1)
         pairs = [drawn(part, noise[..., number]) for number, part in enumerate(parts)]
         codes, inside = (torch.stack(each, dim=-1).cpu().numpy() for each in zip(*pairs, strict=True))
-        columns: Sequence[int] = codes.shape
-        values = self.schema.values(codes.reshape(-1, columns[-1]), inside.reshape(-1, columns[-1])).reshape(columns)
+        flat = codes.reshape(-1, codes.shape[-1]), inside.reshape(-1, codes.shape[-1])
+        values = self.schema.values(*flat).reshape(codes.shape)
         return torch.from_numpy(keeping(self.schema.checks, np.swapaxes(values, 0, 1))).to(chances.device)

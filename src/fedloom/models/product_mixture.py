@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedloom.modalities.levels import drawn
+
 LEARNING_RATE = 0.1
 LEAST = 1e-5  # chance of a level at the start
 SPREAD = 0.5  # of the first logits around those of single columns
@@ -44,20 +46,12 @@ class ProductMixture(nn.Module):
     def generate(self, component: Tensor, columns: Tensor) -> Tensor:
         """Codes (n, columns) from standard normal numbers: (n, 1) for the component and (n, columns)."""
         shares = torch.softmax(self.decoder.shares.double(), 0)
-        chosen = drawn(shares.expand(len(component), -1), component[:, 0])
+        chosen, _ = drawn(shares.expand(len(component), -1), component[:, 0])
         found = [
-            drawn(torch.softmax(levels.double(), 1)[chosen], columns[:, number])
+            drawn(torch.softmax(levels.double(), 1)[chosen], columns[:, number])[0]
             for number, levels in enumerate(torch.split(self.decoder.levels, self.sizes, dim=1))
         ]
         return torch.stack(found, dim=1)
-
-
-def drawn(chances: Tensor, normal: Tensor) -> Tensor:
-    """A number for each row of chances, (n, levels), by a standard normal number each."""
-    ends = chances.cumsum(dim=1)
-    uniform = torch.special.ndtr(normal.double()).unsqueeze(1) * ends[:, -1:]
-    level: Tensor = (uniform >= ends).sum(dim=1).clamp_max(chances.shape[1] - 1)
-    return level
 
 
 def own_column(sizes: Sequence[int]) -> Tensor:
