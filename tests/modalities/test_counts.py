@@ -67,7 +67,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_it_takes_one_file_and_one_preset() -> None:
     assert [file.name for file in FILES] == ["counts.py", "counts.toml"]
-    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"image", "vector"}, "counts==1.0")
+    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"image", "table", "vector"}, "counts==1.0")
     assert Path(sys.modules[type(MODALITIES["counts"].likelihood("poisson", 0.5)).__module__].__file__ or "").name == (
         "counts.py"
     )
@@ -289,7 +289,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
 @pytest.mark.parametrize(
     ("modality", "complaint"),
     [
-        ("os:path", "unknown modality 'os:path' (allowed: counts, image, vector)"),
+        ("os:path", "unknown modality 'os:path' (allowed: counts, image, table, vector)"),
         ("counts", "x_train of own.npz is float64 of shape (4, 5); give whole numbers of shape (n, steps)"),
     ],
     ids=["an import path", "fractions"],

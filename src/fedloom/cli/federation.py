@@ -53,24 +53,12 @@ def init(
     from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
 
-    if schema is not None:
-        if shape or modality:
-            raise ConfigError("--schema says what a record is: leave out --shape and --modality")
-        modality, shape = _table_of(schema)
-    elif not shape:
-        raise ConfigError("--shape is missing: give the size of one record, such as 1,28,28, or a table's --schema")
-    elif modality:
-        from fedloom.modalities.base import modality_of
-
-        try:
-            modality_of(modality, ())  # silos follow no import path that a charter gives them
-        except ConfigError as error:
-            raise ConfigError(f"--modality: {error}") from error
+    modality, sizes = _kind_of(modality, shape, schema)
     charter = Charter(
         name=name or folder.resolve().name.lower(),
         address=address,
         silos=dict(map(_with_group, _names(silos))),
-        shape=tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape)),
+        shape=sizes,
         modality=modality,
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
@@ -260,13 +248,26 @@ def _stop_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _table_of(schema: Path) -> tuple[str, str]:
-    """The modality and the shape of a schema's rows."""
-    from fedloom.federation.tables import read_schema
-    from fedloom.modalities.table import modality_name
+def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:
+    """What a record is, and its size: as a table's schema says, or as is told."""
+    if schema is not None:
+        if shape or modality:
+            raise ConfigError("--schema says what a record is: leave out --shape and --modality")
+        from fedloom.federation.tables import read_schema
+        from fedloom.modalities.table import modality_name
 
-    found = read_schema(schema)
-    return modality_name(found), str(len(found.columns))
+        found = read_schema(schema)
+        return modality_name(found), (len(found.columns),)
+    if not shape:
+        raise ConfigError("--shape is missing: give the size of one record, such as 1,28,28, or a table's --schema")
+    if modality:
+        from fedloom.modalities.base import modality_of
+
+        try:
+            modality_of(modality, ())  # silos follow no import path that a charter gives them
+        except ConfigError as error:
+            raise ConfigError(f"--modality: {error}") from error
+    return modality, tuple(_whole(size, "--shape", "1,28,28") for size in _names(shape))
 
 
 def _names(text: str) -> list[str]:

@@ -163,14 +163,15 @@ def _summarise(run: Run, as_json: bool) -> None:
     folder = summary["folder"]
     rows = {
         "engine": summary["engine"],
-        "train": listed(summary["loss"]),
+        "train": listed(summary["loss"]) or "nothing: one release, and no steps",
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }
     if run.folder.rounds_done and run.generator().teaches:
         rows["or"] = f"fedloom downstream {folder}"
-    elif summary["samples"]:  # otherwise nothing that generates reached the server
-        rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid.png"
+    elif summary["groups"] and summary["samples"]:  # otherwise nothing that generates reached the server
+        ending = next(Path(summary["samples"]).iterdir()).suffix  # of pictures, or of a table
+        rows["or"] = f"fedloom sample {folder} --group {summary['groups'][0]} --out grid{ending}"
     say_facts(rows)
 
 

@@ -11,7 +11,7 @@ from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import FEW, Metric, Reading, Values
 from fedloom.evaluation.needs import SAMPLES, SILO_RECORDS
 from fedloom.evaluation.table_rows import TABLE, tables_of
-from fedloom.modalities.schema import Codes, Column, Numbers, Schema
+from fedloom.modalities.schema import Codes, Numbers, Schema, SchemaColumn
 from fedloom.runs.metrics import metric_key
 
 BINS = 10
@@ -37,13 +37,14 @@ def pair_trends(schema: Schema, real: Numbers, synthetic: Numbers) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def _levels(column: Column, values: Numbers) -> Codes:
+def _levels(column: SchemaColumn, values: Numbers) -> Codes:
     """The number of each value's level or bin; bins are those of the table that they are of, as in SDMetrics."""
     if column.levels:
         return column.codes(values)
     known = values[~np.isnan(values)]
-    found: Codes = np.digitize(values, np.histogram_bin_edges(known, BINS)) if len(known) else np.zeros_like(values)
-    return found.astype(np.int64)
+    edges = np.histogram_bin_edges(known, BINS) if len(known) else np.zeros(1)
+    found: Codes = np.digitize(values, edges).astype(np.int64)
+    return found
 
 
 def _variation(tables: list[Codes]) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedloom.errors import DataError
 from fedloom.federation.tables import Table, read_table
-from fedloom.modalities.schema import Column, Kind, is_missing, text_of, whole_text
+from fedloom.modalities.schema import Kind, SchemaColumn, is_missing, text_of, whole_text
 from fedloom.settings import Settings
 
 MARK = "# from records"
@@ -89,8 +89,8 @@ def _read(kind: Kind, cells: Sequence[Any]) -> list[float] | None:
     return None if problems or not all(map(math.isfinite, values)) else values.tolist()
 
 
-def _unbounded(kind: Kind) -> Column:
-    return Column("", kind, (), "", (), null=False)
+def _unbounded(kind: Kind) -> SchemaColumn:
+    return SchemaColumn("", kind, (), "", (), null=False)
 
 
 def _levels(cells: Sequence[Any]) -> Settings | None:

@@ -14,17 +14,15 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, Pathway, PayloadRule, Recipe, SampleInputs, Setting
+from fedloom.methods.base import Method, Pathway, PayloadRule, Recipe, Setting
 from fedloom.methods.moments import DECODER, FROM_SERVER, payload_sum
-from fedloom.methods.pair_counts import PairCounts
+from fedloom.methods.pair_counts import PairCounts, require_small
 from fedloom.methods.steps import ServerRound, ServerState, ServerStep, Stepped
-from fedloom.modalities.rules import TRIES, keeping
-from fedloom.modalities.schema import Schema
+from fedloom.methods.table_rows import FromMixture
 from fedloom.modalities.table import schema_of
 from fedloom.models.product_mixture import ProductMixture, fitted, joined, record_count
 from fedloom.privacy.payload_sums import Tally
@@ -33,7 +31,6 @@ from fedloom.sharing.plan import RECORD_COUNT, SharingPlan, Tensors, payload_of_
 from fedloom.streams import Streams
 
 PAIRS = "pairs"
-LARGEST = 4_000  # levels and bins of all columns: their pairs are one matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,38 +81,11 @@ def build(pairs: PairCounts, components: int, _: Site | None) -> ProductMixture:
     return ProductMixture(pairs.schema.sizes, components // pairs.parts * pairs.parts)
 
 
-@dataclass(frozen=True)
-class FromMixture:
-    """Rows of the mixture: a code for each column, and a value of that code."""
-
-    schema: Schema
-
-    @property
-    def noise(self) -> dict[str, tuple[int, ...]]:
-        """The numbers that a row is made of; where there are rules, it is the first of several that keeps to them."""
-        tries, columns = TRIES if self.schema.rules else 1, len(self.schema.sizes)
-        return {"component": (tries, 1), "columns": (tries, columns), "inside": (tries, columns)}
-
-    @torch.no_grad()
-    def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
-        """Values as the schema means them, on the device of the noise."""
-        assert isinstance(model, ProductMixture)
-        component, columns, inside = (inputs.noise[name] for name in self.noise)
-        codes = model.generate(component.flatten(0, 1), columns.flatten(0, 1)).cpu().numpy()
-        within = torch.special.ndtr(inside.flatten(0, 1).double()).clamp_max(1 - 1e-12).cpu().numpy()
-        draws = self.schema.values(codes, within).reshape(inside.shape).swapaxes(0, 1)
-        return torch.from_numpy(keeping(self.schema.checks, draws)).to(inside.device)
-
-
 def make(setting: Setting, options: MarginalsOptions) -> Method:
     """No phases: one release in a silo's first round."""
     schema = schema_of(setting.modality.name)
-    pairs, levels = PairCounts(schema, options.target_levels), sum(schema.sizes)
-    if levels > LARGEST:
-        raise ConfigError(
-            f"method 'marginals' counts pairs of at most {LARGEST:,} levels and bins, and the schema's columns have "
-            f"{levels:,}: give fewer to {_largest(schema)}"
-        )
+    require_small(schema)
+    pairs = PairCounts(schema, options.target_levels)
     if options.components < pairs.parts:
         raise ConfigError(f"method.components = {options.components} is below {pairs.parts}, the levels of the target")
     payload = payload_of_sums(PAIRS, "counts of pairs of levels, once", {"counts": pairs.shape})
@@ -129,11 +99,6 @@ def make(setting: Setting, options: MarginalsOptions) -> Method:
         pathways={"mixture": Pathway(rows.noise, rows, "k ~ shares, x_j ~ p_kj", ("decoder",))},
         payloads=(PayloadRule(payload, Tally(pairs.count, pairs.of_one, options.rows), share=1.0),),
     )
-
-
-def _largest(schema: Schema) -> str:
-    largest = sorted(schema.columns, key=lambda column: -column.size)[:3]
-    return ", ".join(f"'{column.name}' ({column.size:,})" for column in largest)
 
 
 RECIPE = Recipe(

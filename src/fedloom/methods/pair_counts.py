@@ -17,6 +17,17 @@ from fedloom.models.product_mixture import own_column
 from fedloom.sharing.plan import Tensors
 
 ROWS = 65_536  # records counted at once
+LARGEST = 4_000  # levels and bins of all columns: their pairs are one matrix
+
+
+def require_small(schema: Schema) -> None:
+    """Complain of a schema with too many levels, and name the columns that have most of them."""
+    if (levels := sum(schema.sizes)) > LARGEST:
+        largest = sorted(schema.columns, key=lambda column: -column.size)[:3]
+        raise ConfigError(
+            f"method 'marginals' counts pairs of at most {LARGEST:,} levels and bins, and the schema's columns have "
+            f"{levels:,}: give fewer to " + ", ".join(f"'{column.name}' ({column.size:,})" for column in largest)
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
-from fedloom.modalities.base import Drawing, Modality
+from fedloom.modalities.base import FromMeans, Modality
 from fedloom.models.history import RememberingVAE
 from fedloom.models.linear import LinearVAE
 from fedloom.models.networks import Network, network, widened
@@ -181,7 +181,7 @@ class Drawn:
     """A record that is drawn by the mean that another way gives."""
 
     mean: Callable[[nn.Module, SampleInputs], Tensor]
-    drawing: Drawing
+    drawing: FromMeans
 
     def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
         """Records as stored."""

@@ -29,7 +29,7 @@ def extremes(coins: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing:
+class FromMeans:
     """How a record is drawn from the mean that a model gives, where a mean is no record."""
 
     noise: Shape  # of the standard normal numbers that one record takes
@@ -52,7 +52,7 @@ class Modality:
     encode: Callable[[Tensor], NDArray[Any]]  # values that models made, as stored
     likelihoods: Mapping[str, Callable[[float], Likelihood]]  # the usual one first; given ``model.variance``
     seen: Callable[[Shape], Shape] = lambda shape: shape  # of a record as models see it, by its own
-    drawing: Drawing | None = None  # None: what models make is the mean itself
+    drawing: FromMeans | None = None  # None: what models make is the mean itself
     network: str = "mlp"  # the usual one
     values: str = ""  # what the numbers of a record are, and their range, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all

@@ -163,7 +163,7 @@ def rule_of(text: str, columns: Sequence[Ranged]) -> Rule:
         column, level = _level(where, said["column"], said["level"], columns)
         then, leads = _level(where, said["then"], said["leads"], columns)
         return IfThen(column, level, bool(said["negated"]), then, leads)
-    if " <= " in text:
+    if text.count(" <= ") == 1:
         pair = [_place(where, name, columns) for name in text.split(" <= ")]
         low, high = _alike(where, pair, columns)
         if low.least > high.largest:

@@ -61,7 +61,7 @@ class SchemaSettings:
 
 
 @dataclass(frozen=True)
-class Column:
+class SchemaColumn:
     """One column: its values, its codes, and the way from one to the other."""
 
     name: str
@@ -72,7 +72,7 @@ class Column:
     null: bool
 
     @classmethod
-    def of(cls, name: str, settings: ColumnSettings) -> Column:
+    def of(cls, name: str, settings: ColumnSettings) -> SchemaColumn:
         """A column as declared, checked."""
         where = f"columns.{name}"
         if settings.kind in ("categorical", "ordinal"):
@@ -199,7 +199,7 @@ class Column:
 class Schema:
     """All columns that are learned, and what else a table's file says."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[SchemaColumn, ...]
     target: str
     subject: str
     silo: str
@@ -215,7 +215,7 @@ class Schema:
             raise ConfigError("a schema needs columns; 'fedloom data schema FILE' proposes some")
         aside = (settings.subject, settings.silo)
         columns = tuple(
-            Column.of(name, parse(ColumnSettings, declared, f"columns.{name}"))
+            SchemaColumn.of(name, parse(ColumnSettings, declared, f"columns.{name}"))
             for name, declared in settings.columns.items()
             if name not in aside
         )

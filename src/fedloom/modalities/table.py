@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.modalities.base import Columns, Drawing, Modality
+from fedloom.modalities.base import Columns, FromMeans, Modality
 from fedloom.modalities.levels import Coding, Levels
 from fedloom.modalities.likelihoods import LIKELIHOODS
 from fedloom.modalities.schema import Schema
@@ -99,7 +99,7 @@ def with_schema(text: str) -> Modality:
         made_up=partial(made_up, schema=schema),
         decode=coding.decode,
         seen=coding.seen,
-        drawing=Drawing(coding.noise, coding.draw),
+        drawing=FromMeans(coding.noise, coding.draw),
         likelihoods={"levels": lambda _: Levels(schema.sizes), **LIKELIHOODS},
     )
 
