@@ -117,6 +117,8 @@ class Row:
         settings += [f"seed={seed}", f"data.partition={self.partition}", f"privacy.trust={self.trust}"]
         if np.isfinite(self.epsilon):
             settings += ["privacy.mechanism=dp-sgd", f"privacy.epsilon={self.epsilon}"]
+        else:
+            settings = [setting for setting in settings if not setting.startswith("privacy.")]
         if "local.steps=1" in settings:
             settings += [f"local.batch_size={self.records}", *(self.steps() if LINEAR[1] in settings else ())]
         if self.data == "habitat":

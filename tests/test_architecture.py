@@ -16,7 +16,7 @@ import fedloom
 
 SOURCE = Path(fedloom.__file__).parent
 LAYERS = (  # a room may import the rooms above it in this list
-    {"errors"},
+    {"errors", "outline"},
     {"settings", "registry"},
     {"presets"},
     {"config", "streams", "templating"},
@@ -26,7 +26,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"methods", "runs"},
     {"engines", "evaluation"},
     {"reports", "release"},
-    {"experiment", "embedding"},
+    {"experiment", "embedding", "certificate"},
     {"sweep", "deployment", "audit", "downstream"},
     {"reproduction"},
     {"cli", "studio", "__main__"},

@@ -23,7 +23,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 # What is added to commands so that a page takes seconds: the same commands on little data, with small networks.
 SMALL = {
     "run": [
-        "rounds=2",
+        "rounds=3",
         "data.silos=2",
         "data.records_per_silo=40",
         "model.hidden=[16]",

@@ -13,9 +13,9 @@ from fedloom.experiment import Run, file_name
 from fedloom.federation.records import Federation
 from fedloom.modalities.base import modality_of
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.summary import summarise
 from fedloom.runs.files import explained
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.guarantee import guarantee_of
 from fedloom.runs.images import save_shown
 
 SCHEMA = 1
@@ -53,7 +53,7 @@ def audit_run(
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "round": folder.rounds_done if round_number is None else round_number,
-        "claimed": summarise(run.config.privacy, folder.ledger).guarantee,
+        "claimed": guarantee_of(folder).guarantee,
         "confidence": audit.effort.confidence,
         "refuted": False,
         "sentences": [],

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.errors import ConfigError, unknown
+from fedloom.errors import ConfigError, NoMechanismError, unknown
 from fedloom.presets import read_settings
 from fedloom.settings import (
     above,
@@ -100,6 +100,7 @@ class DataConfig:
 
     source: str = "mixed-mnist-sample"  # 'fedloom list datasets' names them
     path: str = ""  # where it lies, if it does not know; relative to where the command is called
+    public: bool = field(default=False, metadata=LATER)  # these records are public, whatever the source says
     layout: Literal["federated", "centralised"] = "federated"  # "centralised": one silo holds all records
     # 'fedloom list partitions' names them; "auto": "natural" where the source knows who holds what, else "groups"
     partition: str = "auto"
@@ -143,6 +144,20 @@ class PrivacyConfig:
     pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
     # Where coins and noise come from: the operating system, or the seed, which anybody can repeat: no DP guarantee.
     noise: Literal["secure", "test"] = "secure"
+
+    def check_mechanism(self) -> None:
+        """Refuse settings without a mechanism that follows them: whoever makes them wants privacy, and would get none.
+
+        This is for runs that begin; those that an older version began stay readable, and go on when they are resumed.
+        """
+        usual = PrivacyConfig()
+        asked = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)}
+        if self.mechanism == "none" and asked:
+            settings = ", ".join(f"privacy.{name} = {value!r}" for name, value in asked.items())
+            raise NoMechanismError(
+                f"{settings} without privacy.mechanism: the run would have no DP guarantee; add "
+                f"privacy.mechanism=dp-sgd, or leave out what else stands under privacy"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +281,9 @@ class Config:
         return tomli_w.dumps(self.to_mapping())
 
     def digest(self) -> str:
-        """What identifies the experiment: a hash over everything but its name, where it runs and whence its noise."""
+        """What identifies the experiment: a hash over what its numbers depend on, but for whence its noise comes."""
         tree = self.to_mapping()
-        del tree["engine"], tree["name"], tree["privacy"]["noise"]
+        del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"]
         _leave_out_later_defaults(self, tree)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

@@ -17,6 +17,12 @@ class ConfigError(FedloomError):
     """A setting is unknown, has the wrong type, or does not fit the others."""
 
 
+class NoMechanismError(ConfigError):
+    """Privacy is asked for by its settings, and no mechanism would give any."""
+
+    page = "privacy.md"
+
+
 class DataError(FedloomError):
     """A data set is missing, unreadable, or not what it was said to be."""
 

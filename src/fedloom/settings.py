@@ -76,28 +76,30 @@ def read_toml(path: Path) -> Settings:
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Settings:
-    """Tables are merged key by key, except that another method or merge takes no options of the one below."""
+    """Tables are merged key by key, but for those that take nothing of the one below.
+
+    These are another method or merge with its own options, and privacy without a mechanism, which has no use for any.
+    """
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        replaced = key in ("method", "merge") and isinstance(value, Mapping) and "name" in value
-        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not replaced
+        tables = isinstance(under, Mapping) and isinstance(value, Mapping) and not _stands_alone(key, value)
         merged[key] = layered(under, value) if tables else value  # type: ignore[arg-type]
     return merged
+
+
+def _stands_alone(key: str, table: Mapping[str, Any]) -> bool:
+    return (key in ("method", "merge") and "name" in table) or (key == "privacy" and table.get("mechanism") == "none")
 
 
 def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> Settings:
     """Apply ``key.sub=value`` assignments; a value is read as TOML, and as text where it is not TOML."""
     tree: Settings = copy.deepcopy(dict(mapping))
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"override '{assignment}' must look like key.sub=value")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        *parents, leaf = key.strip().split(".")
+    assigned = [_assigned(assignment) for assignment in assignments]
+    if ("privacy.mechanism", "none") in assigned:
+        tree.pop("privacy", None)
+    for assignment, (key, value) in zip(assignments, assigned, strict=True):
+        *parents, leaf = key.split(".")
         node = tree
         for parent in parents:
             child = node.setdefault(parent, {})
@@ -106,6 +108,16 @@ def override(mapping: Mapping[str, Any], assignments: Sequence[str]) -> Settings
             node = child
         node[leaf] = value
     return tree
+
+
+def _assigned(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override '{assignment}' must look like key.sub=value")
+    try:
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text
 
 
 def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequence[str] = ()) -> T:

@@ -232,6 +232,7 @@ def _over(trial: Trial, folder: Path) -> bool:
 def _trial(source: str | Path, variant: str, overrides: Flat, point: Flat, varied: Sequence[str]) -> Trial:
     """One combination; it is called by its variant and by what varies in the grid."""
     config = load_config(source, changes=_nested({**overrides, **point}))
+    config.privacy.check_mechanism()
     leaves = Counter(key.rpartition(".")[2] for key in point)
     parts = [variant] if variant else []
     for key in sorted(varied, key=lambda key: key == "seed"):  # the seed comes last

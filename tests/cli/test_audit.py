@@ -69,7 +69,10 @@ def test_an_honest_run_is_not_refuted_and_that_proves_nothing(fedloom: Command, 
     result = fedloom("audit", tmp_path / "honest", "--json", "--confidence", "0.9")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
+    privacy = found.pop("privacy")
     assert found == json.loads((tmp_path / "honest" / "audit.json").read_text())
+    assert privacy["guarantee"] == found["claimed"]
+    assert 0 < privacy["epsilon"] <= 1000
     assert found["confidence"] == found["attacks"]["canaries"]["confidence"] == 0.9
     assert "no evidence of privacy" in found["sentences"][0]
     assert found["attacks"]["canaries"]["scores"] == {"silo-0": "loss"}
@@ -105,7 +108,7 @@ def test_outliers_are_counted_and_drawn(fedloom: Command, tiny_toml: Path, tmp_p
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "the run has none (audit.canaries), so no lower bound of epsilon could be found" in text
-    assert "claimed: no DP guarantee" in text
+    assert "privacy: no DP guarantee" in text
     rows = json.loads((run / "audit.json").read_text())["attacks"]["outliers"]
     assert [row["counts"]["outliers"] for row in rows] == [20, 20]
     with Image.open(run / "audit" / "outliers-group_mnist.png") as image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.deployment import node
 from fedloom.deployment.node import Connection, LostError, called, reply_to
+from fedloom.engines.flower.frames import Frame
 
 
 @pytest.fixture
@@ -34,9 +34,13 @@ class Told(Connection):
         return self._make()
 
 
+def nobody(_: Frame) -> Frame:
+    raise AssertionError("nobody is asked")
+
+
 def test_nothing_of_a_foreign_task_is_fetched(envelope: Message, caplog: pytest.LogCaptureFixture) -> None:
     connection = Told("not fedloom's", lambda: envelope)
-    reply = reply_to(connection, envelope, None, Path("nobody"))
+    reply = reply_to(connection, envelope, None, nobody)
     assert reply.error.reason == "not fedloom's"
     assert connection.fetched == 0
     assert [record.getMessage() for record in caplog.records] == ["refused: not fedloom's"]
@@ -50,16 +54,16 @@ def failing(error: Exception) -> Callable[[], Message]:
 
 
 def test_a_task_that_cannot_be_read_is_answered(envelope: Message) -> None:
-    reply = reply_to(Told("", failing(KeyError("secret"))), envelope, None, Path("nobody"))
+    reply = reply_to(Told("", failing(KeyError("secret"))), envelope, None, nobody)
     assert reply.error.reason == "the task cannot be read (KeyError)"
-    reply = reply_to(Told("", lambda: envelope), envelope, None, Path("nobody"))
+    reply = reply_to(Told("", lambda: envelope), envelope, None, nobody)
     assert "a message holds the records ['other']" in reply.error.reason
 
 
 @pytest.mark.parametrize("error", [LostError("gone"), httpx.ConnectError("gone")])
 def test_a_lost_connection_is_no_answer(envelope: Message, error: Exception) -> None:
     with pytest.raises(type(error)):
-        reply_to(Told("", failing(error)), envelope, None, Path("nobody"))
+        reply_to(Told("", failing(error)), envelope, None, nobody)
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

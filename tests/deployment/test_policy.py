@@ -24,14 +24,15 @@ from fedloom.deployment.worker import service
 from fedloom.engines.base import site_of
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
-from fedloom.engines.flower.work import Order
+from fedloom.engines.flower.silo import Grant, SiloService
+from fedloom.engines.flower.work import Order, RefusedError
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, fresh_blocks
 from fedloom.privacy.accounting import Budget
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.sharing.codec import packed
@@ -253,7 +254,8 @@ def test_noise_for_tests_goes_with_no_promise() -> None:
         with pytest.raises(ConfigError, match=r"noise = 'test' protects nothing; set privacy = 'none' beside it, or "):
             Policy.of({"noise": "test", **change})
     assert Policy.of({"noise": "test", "privacy": "none"}).grant == Grant(math.inf, repeatable=True, pace=0.5)
-    assert Policy.of({"noise": "secure"}).grant == Grant(8.0, pace=0.5)
+    assert Policy.of({"noise": "secure"}).grant == Grant(8.0, min_clip=0.001, pace=0.5)
+    assert Policy.of({"min_clip": 0.0}).grant == Grant(8.0, min_clip=SMALLEST, pace=0.5)
     assert Policy.of({"privacy": "none"}).grant == Grant(math.inf, pace=0.5), "what is only counted has secure noise"
 
 

@@ -9,6 +9,8 @@ from fedloom.federation.records import Federation, Records, Silo
 from fedloom.settings import override, parse
 
 WIDTH, CLASSES = 6, ("ant", "bee", "cat")
+# What a VAE takes whose vectors are not between 0 and 1.
+ANY_VECTORS = ("model.posterior=closed-form", "model.likelihood=gaussian", "model.hidden=[]")
 
 
 def records(seed: int, *counts: int) -> Records:
@@ -42,4 +44,5 @@ def config(method: str, *overrides: str) -> Config:
         "engine.workers=1",
         "engine.threads=1",
     )
-    return parse(Config, override({"method": {"name": method}}, [*small, *overrides]))
+    fitting = ANY_VECTORS if method == "fedvae" else ()
+    return parse(Config, override({"method": {"name": method}}, [*small, *fitting, *overrides]))

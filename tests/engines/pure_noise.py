@@ -25,8 +25,9 @@ from fedloom.engines.flower.work import Order, update_in
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise
 from fedloom.engines.fused_private import PrivateProgram
+from fedloom.engines.local_state import BOUND
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import BOUND, Trainer
+from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation
 from fedloom.federation.rounds import RoundContext, Site

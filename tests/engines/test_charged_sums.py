@@ -28,8 +28,8 @@ class Noting(StreamNoise):
     tossed: list[NoiseKey] = field(default_factory=list)
     added: list[NoiseKey] = field(default_factory=list)
 
-    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        self.tossed.extend(NoiseKey(silo, round, step) for step in steps.tolist())
+    def coins(self, count: int, silo: int | Tensor, round: int, steps: Tensor) -> Tensor:
+        self.tossed.extend(NoiseKey(int(silo), round, step) for step in steps.flatten().tolist())
         return super().coins(count, silo, round, steps)
 
     def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:

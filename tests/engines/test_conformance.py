@@ -271,7 +271,7 @@ def test_phases_of_a_stack_that_share_noise_are_found_out(
 
     def faulty(program: PrivateProgram, silos: int) -> None:
         draw(program, silos)
-        fault(list(program._flat.values()))
+        fault([room.flat for room in program._rooms.values()])
 
     monkeypatch.setattr(PrivateProgram, "draw", faulty)
     assert problems(batched(tmp_path)) == ({problem} if problem else set())

@@ -21,37 +21,44 @@ from local_grid import Deployment
 
 
 @pytest.mark.parametrize(
-    ("present", "wanted", "found"),
+    ("present", "wanted", "private", "found"),
     [
-        (True, "auto", "cuda"),
-        (True, "cpu", "cpu"),
-        (True, "cuda", "cuda"),
-        (False, "auto", "cpu"),
-        (False, "cpu", "cpu"),
+        (True, "auto", False, "cuda"),
+        (True, "auto", True, "cpu"),
+        *((True, device, private, device) for device in ("cpu", "cuda") for private in (False, True)),
+        (False, "auto", False, "cpu"),
+        (False, "cpu", True, "cpu"),
     ],
 )
-def test_the_operator_chooses(present: bool, wanted: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_chooses_and_private_work_stays_on_the_host_unless_he_says_otherwise(
+    present: bool, wanted: str, private: bool, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
-    assert training_device(wanted) == torch.device(found)
+    assert training_device(wanted, private=private) == torch.device(found)
 
 
 def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"policy\.toml has device = 'cuda', but no CUDA device can be used here"):
-        training_device("cuda")
+        training_device("cuda", private=False)
 
 
-def test_a_silo_trains_where_its_operator_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "first"), [((), "cuda"), ((*PRIVATE, "local.batch_size=4"), "cpu")], ids=["plain", "private"]
+)
+def test_a_silo_trains_where_its_operator_wants(
+    overrides: tuple[str, ...], first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file is read anew for every task, so another device needs no new start."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     wanted: list[Literal["auto", "cpu", "cuda"]] = ["auto", "cpu", "cuda"]
-    config = config_of()
+    config = config_of(*overrides)
     service = Deployment(tmp_path, config, UNEQUAL, agreement=lambda *_: Grant(math.inf, device=wanted[0])).service(0)
     found = []
     while wanted:
         found.append(service._ready(config).trainer.device.type)
         del wanted[0]
-    assert found == ["cuda", "cpu", "cuda"]
+    assert found == [first, "cpu", "cuda"]
 
 
 @pytest.mark.parametrize("source", [SecureNoise(), StreamNoise(Streams(3))], ids=["secure", "test"])

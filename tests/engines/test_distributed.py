@@ -152,7 +152,7 @@ def test_a_run_says_whom_to_trust_and_what_each_adds(tmp_path: Path) -> None:
     )
     assert told.parts["trust"] == f"distributed: {trust}"
     assert told.guarantee.endswith(f"for each record, by what every silo has spent so far; {trust}")
-    assert provenance_of(run).guarantee == told.guarantee
+    assert provenance_of(run.folder).guarantee == told.guarantee
     assert all(0.99 * 3 <= account.spent <= 3 for account in read_accounts(run.folder.ledger))
 
 

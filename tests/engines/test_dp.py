@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engines.killing import train_until_write
-from fedloom.engines import private_training
+from fedloom.engines import poisson_batches
 from fedloom.engines.base import FederationState, initial_state, site_of
 from fedloom.engines.charging import Charging, noise_source, privacy_of_silos
-from fedloom.engines.private_training import public_batch, watched_trial
+from fedloom.engines.private_training import parameters_of, public_batch, watched_trial
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer, parameters_of
+from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.records import UNLABELLED, Batch, Federation
@@ -78,7 +78,7 @@ def test_training_equals_a_hand_written_loop(
         "local.epochs=2",
     )
     if rows is not None:
-        monkeypatch.setattr(private_training, "capacity", lambda *_: rows)
+        monkeypatch.setattr(poisson_batches, "capacity", lambda *_: rows)
     (task,) = ReferenceEngine(trainer).tasks(start, RoundContext(2, 2, (1,)))
     result = trainer.train(task)
 
@@ -341,15 +341,10 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
 
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:
-    config = tiny_config(*RDP)
-    experiment = Experiment.of(config, federation_of([0] * 40))
-    other = Experiment.of(config, federation_of([0] * 41))
-    other.run(tmp_path / "other")
-    folder = experiment.run(tmp_path / "run").folder
-    (tmp_path / "other" / "ledger.sqlite").replace(folder.ledger)
-    (folder.path / "status.json").unlink()
+    ours, others = (trainer_of(federation_of([0] * records), *RDP)[0] for records in (40, 41))
+    Charging(others, tmp_path / "ledger.sqlite", b"secret").close()
     with pytest.raises(FedloomError, match="keeps account of other data than those of silo 'silo-0'"):
-        experiment.resume(folder)
+        Charging(ours, tmp_path / "ledger.sqlite", b"secret")
 
 
 @pytest.mark.parametrize(

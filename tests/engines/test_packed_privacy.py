@@ -185,7 +185,7 @@ def swap_scales(program: fused_private.PrivateProgram) -> None:
 
 
 def swap_bounds(program: fused_private.PrivateProgram) -> None:
-    for bounds in program._bounds.values():
+    for bounds in program._state.bounds.values():
         bounds.copy_(swapped(bounds))
 
 

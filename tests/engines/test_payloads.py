@@ -20,7 +20,6 @@ from fedloom.engines.charging import Charging, privacy_of_silos
 from fedloom.engines.choice import make_engine
 from fedloom.engines.flower.inspection import Inspection, RejectedError
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_stack import Member
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, EgressError
@@ -262,7 +261,6 @@ def test_only_the_number_of_units_weighs_a_silo(unit: str, counts: tuple[int, ..
     trainer = planned(tiny_config(*DP, f"privacy.unit={unit}"), one_shot(), data)
     found = dict(zip(("all", "group=a", "group=b"), counts, strict=True))
     assert trainer.counts(0) == found
-    assert Member(0, 0, trainer).counts == found
     Inspection(trainer, 20).passed(0, Update(silo.name, 1, {}, trainer.counts(0)), (), {}, "")
     assert found["all"] == trainer.privacy[0].units
     adjacency = summarise(trainer.config.privacy, tmp_path / "none.sqlite").parts["adjacency"]

@@ -13,9 +13,10 @@ from torch import Tensor
 from fedloom.engines.base import FederationState, SiloState, Task, initial_state, site_of
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
-from fedloom.engines.private_training import PrivateTraining
+from fedloom.engines.local_state import MODEL
+from fedloom.engines.private_training import PrivateTraining, learners_of
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import MODEL, Trainer, pretraining_phases
+from fedloom.engines.training import Trainer, pretraining_phases, state_of
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.rounds import RoundContext
@@ -59,12 +60,13 @@ def test_it_moves_what_stays_at_the_silo_and_nothing_else() -> None:
     trainer, start = trainer_of(SEEDED)
     task, silo = task_of(trainer, start, 1), FEDERATION.silos[0]
     model = trainer.method.build(site_of(FEDERATION, 0))
-    model.load_state_dict(trainer._starting_weights(task, model))
+    trainer._begun(task, model)
     phases = pretraining_phases(trainer.method)
     assert [phase.trains for phase in phases] == [("encoder",)]
     before, mechanism = replace(task, context=RoundContext(0, 2, (0,))), trainer.privacy[0].pretraining_mechanism
-    learners = [trainer._learner(phase, model, before.context, SiloState()) for phase in phases]
-    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.seeded, 16, {}, trainer.made_up(0))
+    learners = learners_of(phases, model, state_of(phases, model, before))
+    bounds = {phase.name: mechanism.clipping.start() for phase in phases}
+    private = PrivateTraining(mechanism, silo, before, trainer.streams, trainer.seeded, 16, bounds, trainer.made_up(0))
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert len(list(private.steps(STEPS, model, learners, dict(task.received), lambda *_: {}))) == STEPS
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, fresh[name])}
@@ -96,11 +98,12 @@ def test_a_trial_does_not_pretrain() -> None:
     """Engines try a few steps before a run, for which nobody was charged."""
     trainer, start = trainer_of(SEEDED)
     task = task_of(trainer, start, 1)
-    fresh = trainer._starting_weights(task, trainer.method.build(site_of(FEDERATION, 0)))
+    fresh = trainer.method.build(site_of(FEDERATION, 0))
+    trainer._begun(task, fresh)
     found = trainer.train(replace(task, step_limit=0))
     encoder: dict[str, Tensor] = {n: t for n, t in found.state.tensors.items() if n.startswith(f"{MODEL}encoder.")}
     assert encoder
-    assert all(torch.equal(tensor, fresh[name.removeprefix(MODEL)]) for name, tensor in encoder.items())
+    assert all(torch.equal(tensor, fresh.state_dict()[name.removeprefix(MODEL)]) for name, tensor in encoder.items())
 
 
 def test_what_cannot_be_had_is_said() -> None:

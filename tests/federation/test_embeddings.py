@@ -54,7 +54,7 @@ def test_dirichlet_leaves_nobody_empty_and_loses_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"x_train": VECTORS.reshape(400, 1, 5, 1)}, r"records of shape \(1, 5, 1\), not vectors"),
+        ({"x_train": np.ones((400, 1, 5, 1), np.float16)}, r"records of shape \(1, 5, 1\), not vectors"),
         ({"x_train": np.where(np.arange(5) == 2, np.nan, VECTORS)}, "x_train of .* holds values that are not finite"),
         ({"y_train": None, "y_test": None}, "gives 400 of its training records no label; all need one"),
         ({"y_train": np.arange(400) % 4 - 1}, "gives 100 of its training records no label"),

@@ -23,6 +23,7 @@ class Poisson:
     """Each count is Poisson with a rate whose logarithm the decoder gives."""
 
     steepness: ClassVar[float] = math.inf
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         return (output.exp() - x * output + torch.lgamma(x + 1)).flatten(1).sum(dim=1)

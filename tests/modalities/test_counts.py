@@ -67,7 +67,10 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_it_takes_one_file_and_one_preset() -> None:
     assert [file.name for file in FILES] == ["counts.py", "counts.toml"]
-    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == ({"image", "table", "vector"}, "counts==1.0")
+    assert (set(MODALITIES.own), MODALITIES.origin("counts")) == (
+        {"frequencies", "image", "table", "vector"},
+        "counts==1.0",
+    )
     assert Path(sys.modules[type(MODALITIES["counts"].likelihood("poisson", 0.5)).__module__].__file__ or "").name == (
         "counts.py"
     )
@@ -112,7 +115,7 @@ def test_it_is_measured_shown_and_reported(run: Run, tmp_path: Path) -> None:
     assert run.evaluate(round_number=3)
     grid = run.folder.path / "samples" / "round-0003" / "ct.png"
     assert Image.open(grid).size == (2 + 8 * (3 * STEPS + 2), 2 + 8 * (16 + 2))  # 64 tiles
-    write_report([load(run.folder.path)], tmp_path / "report.html")
+    write_report([load(run.folder.path)], tmp_path / "report.html", with_records=True)
     panels = json.loads((tmp_path / "report.json").read_text())["runs"][0]["panels"]
     for name in ("reconstructions", "interpolations", "latent-space", "nearest-neighbours"):
         assert panels[name]["missing"] == ""
@@ -289,7 +292,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
 @pytest.mark.parametrize(
     ("modality", "complaint"),
     [
-        ("os:path", "unknown modality 'os:path' (allowed: counts, image, table, vector)"),
+        ("os:path", "unknown modality 'os:path' (allowed: counts, frequencies, image, table, vector)"),
         ("counts", "x_train of own.npz is float64 of shape (4, 5); give whole numbers of shape (n, steps)"),
     ],
     ids=["an import path", "fractions"],

@@ -105,5 +105,7 @@ def test_arrays_of_another_modality_than_they_say_are_refused() -> None:
 
 
 def test_a_modality_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown modality 'images'; did you mean 'image'\? \(allowed: image, table,"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown modality 'images'; did you mean 'image'\? \(allowed: frequencies, image, tab"
+    ):
         modality_of("images", (1, 2, 3))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
@@ -18,11 +18,37 @@ from fedloom.privacy.gradient_forms import Form, Outer, Rows, Total, Whole
 EXAMPLES = 3
 # Around those at which float32 loses numbers, their squares, or the products of both, and usual ones.
 EXPONENTS = st.sampled_from(
-    [-44, -38, -30, -24, -23, -22, -20, -19, -18, -9, -3, 0, 1, 3, 9, 15, 17, 18, 19, 20, 30, 38]
+    [
+        -44,
+        *range(-38, -33),
+        -30,
+        -24,
+        -23,
+        -22,
+        -20,
+        -19,
+        -18,
+        -9,
+        -3,
+        0,
+        1,
+        3,
+        9,
+        15,
+        17,
+        18,
+        19,
+        20,
+        30,
+        *range(34, 39),
+    ]
 )
-# A factor whose squares are lost beside one whose squares are not, or any two.
+# A factor whose squares are lost beside one whose squares are not, one that is rounded beside one that brings it back,
+# or any two.
 PAIRS = st.one_of(
-    st.sampled_from([(-23, 18), (18, -23), (-22, 17), (17, -22), (-24, 18)]), st.tuples(EXPONENTS, EXPONENTS)
+    st.sampled_from([(-23, 18), (18, -23), (-22, 17), (17, -22), (-24, 18)]),
+    st.sampled_from([(one, other) for one in range(-38, -17) for other in range(34, 39)]),
+    st.tuples(EXPONENTS, EXPONENTS),
 )
 
 
@@ -74,10 +100,15 @@ def length(gradients: dict[str, Tensor]) -> float:
     sizes=st.sampled_from([(1, 4, 5), (1, 1, 1), (2, 6, 7), (3, 40, 30), (12, 3, 2)]),  # places, and both widths
     exponents=st.lists(PAIRS, min_size=12, max_size=12),
     bound=st.sampled_from([SMALLEST, 1e-3, 1.0, LARGEST]),
-    expected=st.sampled_from([1.0, 4096.0]),
+    expected=st.sampled_from([1.0, 256.0, 4096.0, 65536.0]),
     subject=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example("outer", (1, 4, 5), [(-29, 34)] * 12, SMALLEST, 4096.0, False, 3)
+@example("outer", (1, 1, 1), [(-27, 36)] * 12, 1e-3, 65536.0, False, 0)
+@example("outer", (1, 1, 1), [(-26, 38)] * 12, 1e-3, 256.0, False, 0)
+@example("outer", (3, 40, 30), [(-30, 36)] * 12, SMALLEST, 65536.0, False, 1)
+@example("outer, used twice", (1, 4, 5), [(-29, 34)] * 12, SMALLEST, 65536.0, False, 1)
 def test_no_scale_of_the_factors_lets_an_example_pass_its_bound(
     kind: str,
     sizes: tuple[int, int, int],
@@ -123,6 +154,31 @@ def test_a_record_behind_vanishing_gradients_is_not_let_through(places: int, sca
     forms: dict[str, Form] = {"weight": Outer(Rows(vanishing), Rows(scale * record), torch.Size((300, 784)))}
     clipped = DPSGD(100.0, 0.001, 1.0, Fixed(SMALLEST)).clip(forms, torch.ones(1), torch.tensor(SMALLEST))
     assert length(dict(clipped.gradients)) <= SMALLEST * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("flush", [False, True], ids=["rounded", "lost"])
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize(
+    ("bound", "expected", "right"),
+    [(1e-6, 4096.0, 6e34), (1e-6, 65536.0, 4e33), (1e-3, 65536.0, 4e36), (1e-3, 256.0, 2e38)],
+)
+def test_what_is_rounded_on_one_side_is_not_brought_back_on_the_other(
+    bound: float, expected: float, right: float, places: int, flush: bool
+) -> None:
+    """The attack: what is scaled to just above half of the smallest float32 is rounded to the whole of it, and twice
+    the bound let through. Whether a processor keeps numbers as small as that does not matter.
+    """
+    width = math.floor((bound / (expected * right * places * 0.502 * 2.0**-149)) ** 2)  # numbers that share the bound
+    left = torch.full((1, places, width), 1 / (right * math.sqrt(width)))
+    rows = torch.zeros(1, places, 5)
+    rows[:, :, 0] = right
+    forms: dict[str, Form] = {"weight": Outer(Rows(left), Rows(rows), torch.Size((width, 5)))}
+    torch.set_flush_denormal(flush)
+    try:
+        clipped = DPSGD(1.0, 0.1, expected, Fixed(bound)).clip(forms, torch.ones(1), torch.tensor(bound))
+        assert expected * length(dict(clipped.gradients)) <= bound * (1 + 1e-5)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_what_no_factor_can_bring_back_counts_for_nothing() -> None:

@@ -12,7 +12,8 @@ from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 
 NAMES = re.compile(r"`([^`]+)`")
-PAGE = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
 
 def test_every_setting_is_explained_and_no_other() -> None:
@@ -36,6 +37,17 @@ def test_the_presets_with_a_tick_are_those_with_a_sound_mechanism() -> None:
         sound = private and not settings.blocks and settings.clipping != "median"
         assert any(fnmatch(name, pattern) for pattern in ticked) == sound, name
         assert any(fnmatch(name, pattern) for pattern in shortcuts) == (private and not sound), name
+
+
+def test_every_test_that_is_cited_is_there() -> None:
+    """A file, or one test by its whole name."""
+    cited = {name for name in NAMES.findall(PAGE) if re.fullmatch(r"tests/[\w/.]+|test_\w+", name)}
+    files = {name for name in cited if name.startswith("tests/")}
+    assert len(files) >= 5
+    assert len(cited - files) >= 10
+    assert all((ROOT / file).is_file() for file in files), files
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert cited - files <= set(re.findall(r"^def (test_\w+)\(", written, flags=re.MULTILINE))
 
 
 def test_every_method_has_a_row() -> None:

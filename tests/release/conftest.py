@@ -22,7 +22,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def private(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """DP-CVAE in one group of two silos and three classes, with a ledger."""
     privacy = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5", "privacy.accountant=rdp", "seed=41")
-    config = labelled_config("dp_cvae", *privacy)
+    config = labelled_config("dp_cvae", *privacy, "data.public=true")  # for the rest is not handed on without a flag
     return train(config, tmp_path_factory.mktemp("private") / "run", labelled_federation())
 
 

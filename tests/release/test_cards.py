@@ -9,6 +9,7 @@ import yaml
 
 from fedloom.release.cards import dataset_card, model_card
 from fedloom.release.provenance import Provenance
+from fedloom.release.standing import Worth
 
 ATTACK = "<script>alert(1)</script> | x\n\n# a title"
 TOLD = "&lt;script>alert(1)&lt;/script> \\| x # a title"
@@ -20,6 +21,7 @@ HOSTILE = Provenance(
     source=ATTACK,
     rounds=2,
     silos=1,
+    worth=Worth.NONE,
     guarantee=ATTACK,
     epsilon=None,
     delta=None,

@@ -9,6 +9,7 @@ from fedloom.reports.audits import AuditFacts
 from fedloom.reports.downstream import DownstreamFacts
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.findings import RULES, Finding, findings
+from fedloom.reports.verdict import Verdict
 
 
 def silo(name: str, rounds: int) -> SiloFacts:
@@ -25,6 +26,7 @@ HEALTHY = RunFacts(
     rounds_done=4,
     rounds_planned=4,
     status={"state": "finished", "round": 4, "reason": ""},
+    verdict=Verdict("green", "Good."),
     modality="image",
     shape=(1, 28, 28),
     groups=("mnist", "fashion"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.experiment import load
 from fedloom.privacy.accounting import Budget, Gaussian
 from fedloom.privacy.ledger import Ledger, read_accounts
 from fedloom.reports.health import SiloHealth, health_of
@@ -89,6 +90,7 @@ def test_a_bar_shows_how_much_of_a_budget_is_spent(run_folder: Path, reported: C
         ledger.enrol(silo, "digest", Budget(epsilon, 1e-5, "rdp"))
         ledger.charge("run", silo, 1, "update", Gaussian(1.0), content=None)
     ledger.close()
+    load(run_folder).folder.note({"noise": "secret"})
     spent = read_accounts(run_folder / "ledger.sqlite")[0].spent
     page = reported(run_folder)
     (meter,) = page.all("meter")  # none where there is no limit

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def test_a_new_folder_holds_the_resolved_configuration_and_the_environment(folde
     assert RunFolder.open(folder.path) == folder
     assert {"command", "cores", "fedloom", "packages", "platform", "python", "started"} == set(folder.environment)
     assert folder.rounds_done == 0
+
+
+@pytest.mark.parametrize(("mechanism", "mode"), [("none", 0o755), ("dp-sgd", 0o700)])
+def test_the_folder_of_a_private_run_is_its_owners_alone(mechanism: str, mode: int, tmp_path: Path) -> None:
+    masked = os.umask(0o022)
+    try:
+        config = tiny_config(f"privacy.mechanism={mechanism}")
+        path = RunFolder.create(tmp_path / "runs" / "run", config).path
+    finally:
+        os.umask(masked)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
 
 
 def test_notes_are_added_to_the_environment(folder: RunFolder) -> None:

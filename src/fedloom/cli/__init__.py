@@ -10,6 +10,7 @@ import fedloom
 from fedloom.cli import (
     auditing,
     catalogue,
+    certificate,
     comparison,
     data,
     downstream,
@@ -70,6 +71,7 @@ app.command("export", epilog=more("release.md"))(release.export)
 app.command("studio", epilog=more("studio.md"))(studio.studio)
 app.command("embed", epilog=more("dp-cvae.md"))(embedding.embed)
 app.command("list", epilog=more("reference/catalogue.md"))(catalogue.list_names)
+app.add_typer(certificate.app, name="certificate", epilog=more("how-to/certificate.md"))
 app.add_typer(data.app, name="data", epilog=more("how-to/own-data.md"))
 app.add_typer(federation.app, name="federation", epilog=more("deployment.md"))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.output import Json, Round, RunDir, say, show, show_json, table, terminal
+from fedloom.cli.output import Json, Round, RunDir, privacy_of, say, show, show_json, table, terminal
 
 
 def audit(
@@ -30,8 +30,9 @@ def audit(
         from fedloom.evaluation.auditing import Effort
         from fedloom.experiment import load
 
+        run = load(folder)
         found = audit_run(
-            load(folder),
+            run,
             attacks=attack or (),
             effort=Effort(records, samples, confidence),
             round_number=round_number,
@@ -39,7 +40,7 @@ def audit(
             progress=lambda name: status.update(f"attacking by {name}"),
         )
     if as_json:
-        show_json(found)
+        show_json(found | {"privacy": privacy_of(run.folder)})
     else:
         _print(folder, found)
     if found["refuted"]:
@@ -48,7 +49,7 @@ def audit(
 
 def _print(folder: Path, found: Mapping[str, Any]) -> None:
     say(f"{folder}, round {found['round']}")
-    say(f"claimed: {found['claimed']}\n")
+    say(f"privacy: {found['claimed']}\n")
     if rows := found["attacks"].get("membership"):
         numbers = ("members", "others", "area", "found at 0.1% false", "at 1% false")
         shown = table("generator", "membership by", *numbers, right=numbers)

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.metrics import WORDS, by_metric, in_words, number
+from fedloom.cli.metrics import WORDS, by_metric, in_words, number, say_verdict
 from fedloom.cli.output import Json, say, show, show_json, table
 from fedloom.errors import RunFolderError
 from fedloom.evaluation.metric import best
@@ -47,11 +47,13 @@ def compare(
 
 def compared(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """The comparison as plain values."""
+    from fedloom.reports.verdict import verdict_of
     from fedloom.runs.cohorts import cohorts
 
     metrics = {str(run.path): run.latest_metrics() for run in _measured(runs)}
     found = cohorts(runs)
     return {
+        "verdicts": {str(run.path): asdict(verdict_of(run)) for run in runs},
         "runs": metrics,
         "mean_domain_hit": {name: mean(hits) for name, values in metrics.items() if (hits := _hits(values))},
         "cohorts": [
@@ -78,10 +80,8 @@ def show_comparison(runs: Sequence[RunFolder]) -> None:
     for rows in _side_by_side(names, cells) if len(names) <= SIDE_BY_SIDE else _one_below_the_other(names, cells):
         show(rows)
         show("")
-    hits = [_hits({key: summary.mean for key, summary in found.items()}) for found in summaries]
-    if any(hits):
-        shares = ", ".join(f"{mean(found):.1%} in {name}" for name, found in zip(names, hits, strict=True) if found)
-        show(f"Samples that look like their own group, mean over groups: {shares}.")
+    for run in runs:
+        say_verdict(run, run.path.name if len({other.path.name for other in runs}) == len(runs) else str(run.path))
     for run in runs:
         if run.status["state"] != "finished":
             say(f"{run.path} {_state(run.status)}")

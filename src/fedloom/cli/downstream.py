@@ -48,7 +48,7 @@ def downstream(
             progress=status.update,
         )
     if as_json:
-        show_json(found)
+        show_json(found | {"privacy": {key: found[key] for key in ("guarantee", "epsilon", "delta")}})
     else:
         say(f"{folder}, round {found['round']}, {found['method']}")
         say(f"privacy: {found['guarantee']}\n")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli.metrics import metrics_table
-from fedloom.cli.output import Json, Round, RunDir, say, show, show_json, terminal
+from fedloom.cli.output import Json, Round, RunDir, privacy_of, say, say_guarantee, show, show_json, terminal
 
 
 def evaluate(
@@ -45,7 +45,9 @@ def evaluate(
         )
     number = run.folder.rounds_done if round_number is None else round_number
     if as_json:
-        show_json({"folder": str(folder), "round": number, "metrics": found})
+        privacy = privacy_of(run.folder)
+        show_json({"folder": str(folder), "round": number, "privacy": privacy, "metrics": found})
     else:
         say(f"{folder}, round {number}")
+        say_guarantee(run.folder)
         show(metrics_table(found))

@@ -50,8 +50,8 @@ def init(
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.charter import Charter
     from fedloom.deployment.directories import ServerDirectory, ServerSettings
-    from fedloom.deployment.keys import fingerprint
     from fedloom.engines.flower.rules import RoundRules
+    from fedloom.privacy.signatures import fingerprint
 
     modality, sizes = _kind_of(modality, shape, schema)
     charter = Charter(
@@ -84,7 +84,8 @@ def enroll(
 ) -> None:
     """Accept an invitation: the silo's key is made here, and only its public half is to be sent back."""
     from fedloom.deployment.directories import Invitation, SiloDirectory
-    from fedloom.deployment.keys import fingerprint, read_public_key
+    from fedloom.deployment.keys import read_public_key
+    from fedloom.privacy.signatures import fingerprint
 
     found = Invitation.read(invitation)
     home = SiloDirectory.create(folder or Path(found.silo), found)
@@ -162,6 +163,53 @@ def join(
     with _stop_signals(), Joining(home, data, say, source=source) as joining:
         say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
         _tend_until_stopped(joining.tend)
+
+
+@app.command("statement")
+def statement(
+    folder: SiloDir,
+    bundle: Annotated[Path, typer.Argument(help="statements.json of the run's folder.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="The silo's records, as for 'join'.", show_default=False)],
+    source: Annotated[str, typer.Option(help="How to read them.", show_default="as for 'join'")] = "",
+    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="./<silo>.statement.json")] = None,
+) -> None:
+    """Sign what a run cost this silo's data and what left, into a file to be mailed: the silo missed the run's end."""
+    from fedloom.deployment.directories import SiloDirectory
+    from fedloom.deployment.signing import Signatory
+    from fedloom.deployment.worker import service
+    from fedloom.engines.flower.statement_frames import question, statement_in
+    from fedloom.privacy.statements import canonical, read_bundle
+    from fedloom.runs.files import write_atomically
+
+    home, asked = SiloDirectory.open(folder), question(read_bundle(bundle))
+    found = statement_in(Signatory.of(home).passed(asked, service(home, data, source).answer(asked)))
+    path = out or Path(f"{home.name}.statement.json")
+    write_atomically(path, canonical(found.to_mapping()) + b"\n")
+    say_facts(
+        {
+            "silo": home.name,
+            "run": found.body.run,
+            "epsilon": _epsilon(found.body.epsilon, found.body.delta),
+            "key": found.body.key,
+            "send": f"{path} to the coordinator, for 'fedloom federation collect'",
+        }
+    )
+
+
+@app.command("collect")
+def collect(
+    folder: ServerDir,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)],
+    statements: Annotated[list[Path], typer.Argument(help="What 'statement' made at silos.", show_default=False)],
+) -> None:
+    """Put statements that came by mail into a run's bundle."""
+    from fedloom.deployment.directories import ServerDirectory
+    from fedloom.deployment.gathering import collect
+    from fedloom.runs.folder import RunFolder
+
+    found = RunFolder.open(run)
+    lacking = collect(ServerDirectory.open(folder), found, statements)
+    say_facts({"bundle": str(found.statements), "missing": ", ".join(lacking) or "none"})
 
 
 @app.command("status")
@@ -246,6 +294,12 @@ def _stop_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _epsilon(epsilon: float, delta: float) -> str:
+    from fedloom.privacy.ledger import format_epsilon
+
+    return f"{format_epsilon(epsilon)} at delta {delta:g}" if epsilon < float("inf") else "no DP guarantee"
 
 
 def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:

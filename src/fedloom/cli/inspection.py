@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedloom.cli.downstream import print_scores
-from fedloom.cli.metrics import last_metrics, metrics_table
+from fedloom.cli.metrics import last_metrics, metrics_table, say_verdict
 from fedloom.cli.output import Json, RunDir, plural, say, say_facts, show, show_json, size, table
 
 if TYPE_CHECKING:
@@ -21,20 +22,25 @@ def inspect(
     """Show a run: its settings, how far it is, who shares what with whom, and what has left the silos."""
     from fedloom.experiment import load
 
-    found = _described(load(folder))
+    run = load(folder)
+    found = _described(run)
     if as_json:
         show_json(found)
     else:
+        say(found["folder"])
+        say_verdict(run.folder)
         _print(found)
 
 
 def _described(run: Run) -> dict[str, Any]:
     from fedloom.privacy.summary import summarise
+    from fedloom.reports.verdict import verdict_of
     from fedloom.runs.checkpoint import checkpoint_rounds
 
     checkpoints = checkpoint_rounds(run.folder.path)
     plan = run.generator().method.plan if checkpoints else None  # before the first, nobody has met the groups yet
     return {
+        "verdict": asdict(verdict_of(run.folder)),
         "folder": str(run.folder.path),
         "config": run.config.to_mapping(),
         "engine": run.folder.environment.get("engine", ""),
@@ -78,7 +84,6 @@ def _print(found: Mapping[str, Any]) -> None:
     kept = (
         f"checkpoints of {', '.join(map(str, found['checkpoints']))}" if found["checkpoints"] else "no checkpoint yet"
     )
-    say(found["folder"])
     say_facts(
         {
             "name": f"{config['name']}, seed {config['seed']}",

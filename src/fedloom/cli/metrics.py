@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.table import Table
 
-from fedloom.cli.output import table
+from fedloom.cli.output import say, table
 from fedloom.evaluation.metric import count_of, metric_title
 from fedloom.runs.metrics import TRAINING, of_whom, split_key
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
+    from fedloom.runs.folder import RunFolder
 
+TONES = {"green": typer.colors.GREEN, "amber": typer.colors.YELLOW, "red": typer.colors.RED}
 WORDS = ("metric", "of", "from")  # the columns that stand for a key
 
 
@@ -60,3 +63,12 @@ def metrics_table(metrics: Mapping[str, float]) -> Table:
     for key in by_metric(metrics):
         found.add_row(*in_words(key), number(metrics[key]))
     return found
+
+
+def say_verdict(folder: RunFolder, name: str = "") -> None:
+    """What to think of a run, in one sentence; ``name`` goes before it."""
+    from fedloom.reports.verdict import verdict_of
+
+    found = verdict_of(folder)
+    lead, colon, rest = found.sentence.partition(":")
+    say(f"{f'{name}: ' if name else ''}{typer.style(lead + colon, fg=TONES[found.tone], bold=True)}{rest}")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import click
 import typer
@@ -17,6 +17,9 @@ from typer.core import TyperGroup
 
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.presets import preset_names
+
+if TYPE_CHECKING:
+    from fedloom.runs.folder import RunFolder
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.", show_default=False)]
@@ -112,6 +115,24 @@ def say_facts(rows: Mapping[str, str]) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         say(f"{typer.style(name.ljust(width), bold=True)}  {value}")
+
+
+def say_guarantee(*folders: RunFolder) -> None:
+    """Which privacy guarantee holds, in one line; of several runs whose guarantees differ, a line for each."""
+    from fedloom.runs.guarantee import guarantee_of
+
+    lines = {folder.path: guarantee_of(folder).line for folder in folders}
+    if len(set(lines.values())) > 1:
+        lines = {path: f"{path.name}: {line}" for path, line in lines.items()}
+    for line in dict.fromkeys(lines.values()):
+        say(line)
+
+
+def privacy_of(folder: RunFolder) -> dict[str, Any]:
+    """The same for ``--json``, where its key is ``privacy``."""
+    from fedloom.runs.guarantee import guarantee_of
+
+    return guarantee_of(folder).in_short()
 
 
 def plural(count: int, noun: str) -> str:

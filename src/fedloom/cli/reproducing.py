@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli.output import Json, complain, plural, say, show_json, terminal
+from fedloom.cli.output import Json, plural, privacy_of, say, say_guarantee, show_json, terminal
+from fedloom.cli.sweeping import complain_of
 
 if TYPE_CHECKING:
     from fedloom.cli.progress import RoundProgress
     from fedloom.reproduction.tables import Table
+    from fedloom.runs.folder import RunFolder
     from fedloom.sweep import Outcome, Trial
 
 INTERRUPTED = 130
@@ -61,10 +63,13 @@ def reproduce(
     for paper in dict.fromkeys(table.paper for table in tables):
         pages = render_pages(papers / paper, [table for table in tables if table.paper == paper])
         written += [str(page) for page in pages]
+    runs = _folders(out, outcomes)
     if as_json:
-        show_json({"runs": {name: asdict(outcome) for name, outcome in outcomes.items()}, "written": written})
+        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
+        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
+        show_json({"runs": found, "written": written})
     else:
-        _show(outcomes, written)
+        _show(outcomes, runs, written)
     if any(outcome.state == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -112,12 +117,17 @@ def _run(
         raise typer.Exit(INTERRUPTED) from error
 
 
-def _show(outcomes: dict[str, Outcome], written: Sequence[str]) -> None:
+def _folders(out: Path, outcomes: Iterable[str]) -> list[RunFolder]:
+    from fedloom.runs.folder import RunFolder
+
+    return [RunFolder.open(out / name) for name in outcomes if (out / name / "run.toml").is_file()]
+
+
+def _show(outcomes: dict[str, Outcome], runs: Sequence[RunFolder], written: Sequence[str]) -> None:
     states = [outcome.state for outcome in outcomes.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "nothing to do"
     say(f"{plural(len(outcomes), 'run')}: {counts}")
-    for name, outcome in outcomes.items():
-        if outcome.state == "failed":
-            complain("Failed", f"{name}: {outcome.reason}", typer.colors.RED)
+    say_guarantee(*runs)
+    complain_of(outcomes)
     for path in written:
         say(f"written {path}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.output import Json, Round, RunDir, plural, say, show_json
+from fedloom.cli.output import Json, Round, RunDir, plural, privacy_of, say, say_guarantee, show_json
 from fedloom.errors import ConfigError, FedloomWarning
 
 
@@ -47,7 +47,9 @@ def sample(
                 "pathway": pathway or next(iter(generator.method.pathways)),
                 "prior_of": prior_of or group,
                 "round": run.folder.rounds_done if round_number is None else round_number,
+                "privacy": privacy_of(run.folder),
             }
         )
     else:
         say(f"{out}: {plural(n, 'image' if out.suffix == '.png' else 'record')} of {group}")
+        say_guarantee(run.folder)

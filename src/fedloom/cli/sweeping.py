@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli.comparison import compared, show_comparison
-from fedloom.cli.output import Json, complain, plural, say, show_json, terminal
+from fedloom.cli.output import Json, complain, plural, privacy_of, say, say_guarantee, show_json, terminal
 
 if TYPE_CHECKING:
     from fedloom.cli.progress import RoundProgress
@@ -59,27 +59,38 @@ def sweep(
     measured = [run for run in runs if run.latest_metrics()]
     report = _report(measured, out) if measured else None
     if as_json:
-        found = {name: asdict(outcome) for name, outcome in outcomes.items()}
+        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
+        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
         comparison = compared(measured) if measured else {}
         show_json({"out": str(out), "trials": found, "comparison": comparison, "report": report})
     else:
-        _show(outcomes, measured, report, out)
+        _show(outcomes, runs, measured, report, out)
     if any(outcome.state == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
 
-def _show(outcomes: dict[str, Outcome], measured: list[RunFolder], report: str | None, out: Path) -> None:
+def _show(
+    outcomes: dict[str, Outcome], runs: list[RunFolder], measured: list[RunFolder], report: str | None, out: Path
+) -> None:
     states = [outcome.state for outcome in outcomes.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     say(f"{plural(len(outcomes), 'run')} in {out}: {counts}")
+    say_guarantee(*runs)
     if measured:
         say("")
         show_comparison(measured)
+    complain_of(outcomes)
+    if report:
+        say(f"report  {report}")
+
+
+def complain_of(outcomes: Mapping[str, Outcome]) -> None:
+    """Name the trials that failed, and those that diverged: these are results, and the command still succeeds."""
     for name, outcome in outcomes.items():
         if outcome.state == "failed":
             complain("Failed", f"{name}: {outcome.reason}", typer.colors.RED)
-    if report:
-        say(f"report  {report}")
+        elif outcome.state == "diverged":
+            complain("Diverged", f"{name}: {outcome.reason}", typer.colors.YELLOW)
 
 
 def _report(runs: list[RunFolder], out: Path) -> str:

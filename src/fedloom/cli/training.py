@@ -18,8 +18,10 @@ from fedloom.cli.output import (
     clock,
     completed_preset,
     plural,
+    privacy_of,
     say,
     say_facts,
+    say_guarantee,
     show,
     show_json,
     terminal,
@@ -68,6 +70,7 @@ def run(
     _check_place(engine, federation)
     where = [f"engine.{key}={value}" for key, value in _engine(engine, device, precision).items()]
     config = load_config(source, [*(overrides or ()), *where])
+    config.privacy.check_mechanism()
     with terminal().status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.experiment import file_name, load, train
@@ -83,6 +86,7 @@ def run(
         with _stoppable(folder), RoundProgress(terminal()) as progress:
             finished = train(config, folder, observer=progress)
     _summarise(finished, as_json)
+    _fail_if_diverged(finished)
 
 
 def resume(
@@ -99,23 +103,27 @@ def resume(
         from fedloom.cli.progress import RoundProgress
     run_folder = experiment.load(folder).folder
     ended = run_folder.status["state"] != "unfinished"
-    if federation is None and run_folder.environment.get("engine_choice", {}).get("name") == "flower":
+    if federation is None and run_folder.is_deployed:
         raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
     if federation is not None:
         from fedloom.deployment.directories import ServerDirectory
+        from fedloom.deployment.gathering import unsigned
         from fedloom.deployment.tail import resume_at
 
+        home = ServerDirectory.open(federation)
         with _stoppable(folder):
-            if not ended:
-                resume_at(ServerDirectory.open(federation), run_folder, partial(typer.echo, err=True))
+            if not ended or unsigned(run_folder, tuple(home.charter.silos)):
+                resume_at(home, run_folder, partial(typer.echo, err=True))
         found = experiment.load(folder)
     else:
         with _stoppable(folder), RoundProgress(terminal()) as progress:
             found = experiment.resume(folder, observer=progress, engine=_engine(engine, device, precision))
     if ended and not as_json:
         say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
+        say_guarantee(found.folder)
     else:
         _summarise(found, as_json)
+    _fail_if_diverged(found)
 
 
 def _check_place(engine: str | None, federation: Path | None) -> None:
@@ -150,12 +158,19 @@ def _ending(run: Run) -> str:
     return f"is {status['state']}, {run.folder.rounds_done} of {plural(run.config.rounds, 'round')} done"
 
 
+def _fail_if_diverged(run: Run) -> None:
+    """Whatever goes on after this command must not take the run for a good one."""
+    if run.folder.status["state"] == "diverged":
+        raise typer.Exit(1)
+
+
 def _summarise(run: Run, as_json: bool) -> None:
     summary = _summary(run)
     if as_json:
         show_json(summary)
         return
     say(f"{summary['method']} {_ending(run)}, in {clock(summary['seconds'])}")
+    say_guarantee(run.folder)
     if summary["metrics"]:
         say("")
         show(metrics_table(summary["metrics"]))
@@ -182,6 +197,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "name": run.config.name,
         "method": run.config.method.name,
         **run.folder.status,
+        "privacy": privacy_of(run.folder),
         "seconds": sum(row["seconds"] for row in run.metrics()),
         "engine": run.folder.environment.get("engine", ""),
         "groups": list(run.generator().groups) if run.folder.rounds_done else [],

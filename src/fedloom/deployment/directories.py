@@ -11,7 +11,6 @@ import tomli_w
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.keys import (
-    fingerprint,
     make_authority,
     make_node_key,
     make_server_certificate,
@@ -20,6 +19,7 @@ from fedloom.deployment.keys import (
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
+from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
 from fedloom.settings import at_least, parse, read_toml
 
@@ -237,6 +237,14 @@ class SiloDirectory:
     def logs(self) -> Path:
         """Where the silo's processes write what they have to say."""
         return self.path / "logs"
+
+
+def known_fingerprints(path: Path) -> dict[str, str]:
+    """The fingerprints of silos' keys as a folder knows them: a server's of those admitted, a silo's of its own."""
+    if SiloDirectory.is_at(path):
+        silo, line = read_public_key(SiloDirectory.open(path).public_key)
+        return {silo: fingerprint(line)}
+    return {silo: fingerprint(line.strip()) for silo, line in ServerDirectory.open(path).keys_admitted().items()}
 
 
 def _new(path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-from hashlib import sha256
 from pathlib import Path
 
 from fedloom.errors import ConfigError, MissingExtraError
@@ -106,12 +105,6 @@ def pem_of(line: bytes) -> bytes:
     """A public key as Flower writes it."""
     key = serialization.load_ssh_public_key(line)
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def fingerprint(data: bytes) -> str:
-    """What two people compare by telephone: half of a SHA-256, in groups of four."""
-    digits = sha256(data).hexdigest()[:32]
-    return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
 
 
 def _certificate(

@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, ErrorCode
@@ -45,6 +44,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedloom.deployment.apps import objection
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import REFUSED, ask_worker
+from fedloom.deployment.signing import Signatory
+from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import answered, frame_of
 from fedloom.errors import FedloomError
 
@@ -165,15 +166,15 @@ def called(call: Callable[[Any], Any], request: Any) -> Any:
     raise LostError(said)
 
 
-def reply_to(connection: Connection, envelope: Message, tree: ObjectTree, worker: Path) -> Message:
-    """The worker's answer to a task, or an error."""
+def reply_to(connection: Connection, envelope: Message, tree: ObjectTree, ask: Callable[[Frame], Frame]) -> Message:
+    """The silo's answer to a task, or an error."""
     code, reason = ErrorCode.INVALID_FAB, connection.objection(envelope)
     if reason:
         log.warning("%s%s", REFUSED, reason)
     else:
         try:
             message = connection.content(envelope, tree)
-            return answered(ask_worker(worker, frame_of(message)), message)
+            return answered(ask(frame_of(message)), message)
         except (LostError, httpx.HTTPError):
             raise
         except Exception as error:  # whatever a server sends, it gets an answer, and the next task is looked for
@@ -184,7 +185,7 @@ def reply_to(connection: Connection, envelope: Message, tree: ObjectTree, worker
     return Message(Error(code=code, reason=reason), reply_to=envelope)
 
 
-def serve(connection: Connection, worker: Path) -> None:
+def serve(connection: Connection, ask: Callable[[Frame], Frame]) -> None:
     """One task after the other, until the connection is lost."""
     pause = SOONEST
     while True:
@@ -195,7 +196,7 @@ def serve(connection: Connection, worker: Path) -> None:
             continue
         start, pause = time.perf_counter(), SOONEST
         envelope, tree = found
-        connection.answer(reply_to(connection, envelope, tree, worker), time.perf_counter() - start)
+        connection.answer(reply_to(connection, envelope, tree, ask), time.perf_counter() - start)
 
 
 def main(folder: str, worker: str) -> None:
@@ -205,8 +206,13 @@ def main(folder: str, worker: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home = SiloDirectory.open(Path(folder))
-    key = load_ssh_private_key((home.path / "node.key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    signatory = Signatory.of(home)
+    key = signatory.key
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # Flower knows no other
+
+    def ask(frame: Frame) -> Frame:
+        return signatory.passed(frame, ask_worker(Path(worker), frame))
+
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
     identity: list[ProtobufClientInterceptor] = [version, NodeAuthHttpInterceptor(key, key.public_key())]
     address, authority = home.invitation.charter.address, str(home.path / "ca.crt")
@@ -219,7 +225,7 @@ def main(folder: str, worker: str) -> None:
             ):
                 number = 0
                 log.info("connected")
-                serve(connection, Path(worker))
+                serve(connection, ask)
         except (FedloomError, httpx.HTTPStatusError) as error:
             log.warning("%s", error)
         except Exception as error:  # a connection is made anew whatever went wrong with the last one

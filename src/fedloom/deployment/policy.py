@@ -33,11 +33,11 @@ unit = "record"         # what every private experiment must protect: "record", 
 max_epsilon = 8.0       # spent on this silo's data by all runs together; may be lowered later, not raised
 delta = 0.0             # at which max_epsilon holds; 0: the largest power of ten that is at most 1 / (10 n)
 max_delta = 1e-4        # of one experiment
-min_clip = 0.001        # the least clip bound that an experiment may ask for
+min_clip = 0.001        # the least clip bound that an experiment may ask for, or be led to by its gradients
 max_steps = 10000       # noisy steps in one round, with those of pretraining
 min_noise = 0.3         # the least noise multiplier of any step or payload
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
-device = "auto"         # where this silo trains: "auto", a GPU if there is one; "cpu"; "cuda"
+device = "auto"         # where this silo trains: "cpu"; "cuda"; "auto": a GPU if there is one, but never under DP-SGD
 pace = 0.5              # under DP-SGD an answer leaves at a whole multiple of so many seconds after its task came
 """
 
@@ -102,10 +102,18 @@ class Policy:
     def grant(self) -> Grant:
         """What may be spent on the silo's data, by all runs together, and where noise comes from."""
         from fedloom.engines.flower.silo import Grant
+        from fedloom.privacy.clipping import SMALLEST
 
-        epsilon = self.max_epsilon if self.privacy == "dp-sgd" else math.inf
-        repeatable = self.noise == "test"
-        return Grant(epsilon, self.delta, self.unit, repeatable=repeatable, pace=self.pace, device=self.device)
+        private = self.privacy == "dp-sgd"
+        return Grant(
+            self.max_epsilon if private else math.inf,
+            self.delta,
+            self.unit,
+            repeatable=self.noise == "test",
+            device=self.device,
+            min_clip=max(self.min_clip, SMALLEST) if private else SMALLEST,
+            pace=self.pace,
+        )
 
     def _choice_objection(self, config: Config) -> str:
         return _not_in("method", [config.method.name], self.methods, "methods") or (

@@ -23,6 +23,7 @@ from flwr.superlink.grid import HttpGrid
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.door import through
+from fedloom.deployment.gathering import gather
 from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.rounds import Event, FlowerEngine
@@ -94,7 +95,7 @@ def perform(home: ServerDirectory, number: str, grid: FlowerGrid) -> str:
 
 
 def _train(home: ServerDirectory, submission: Submission, grid: FlowerGrid) -> None:
-    """From the start, or on from the newest checkpoint of a folder that is there."""
+    """From the start, or on from the newest checkpoint of a folder that is there; at the end silos state its cost."""
     public = (
         load_records(Path(home.settings.public_set), modality=home.charter.modality)
         if home.settings.public_set
@@ -104,10 +105,15 @@ def _train(home: ServerDirectory, submission: Submission, grid: FlowerGrid) -> N
     journal = partial(note, submission.folder / "silos.jsonl")
     declared = home.charter.records
     engine = FlowerEngine(experiment.trainer, submission.run, Wire(grid), home.rules, declared, journal)
-    if submission.folder.is_dir():
-        experiment.resume(RunFolder.open(submission.folder), engine=engine)
-    else:
+    if not submission.folder.is_dir():
         experiment.run(submission.folder, engine=engine)
+    elif (folder := RunFolder.open(submission.folder)).status["state"] == "unfinished":
+        experiment.resume(folder, engine=engine)
+    wire = Wire(grid)
+    try:
+        gather(home, RunFolder.open(submission.folder), submission.run, wire, journal)
+    finally:
+        wire.close()
 
 
 def note(path: Path, event: Event) -> None:

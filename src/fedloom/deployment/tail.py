@@ -10,6 +10,7 @@ from typing import Any
 from fedloom.config import Config
 from fedloom.deployment.control import Control
 from fedloom.deployment.directories import ServerDirectory
+from fedloom.deployment.gathering import unsigned
 from fedloom.deployment.processes import require_flower
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
@@ -17,15 +18,17 @@ from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 
 TICK, ASK_FLOWER = 1.0, 20.0  # seconds
-TROUBLE = {"failed", "refused", "rejected", "late", "missing"}
+TROUBLE = {"failed", "refused", "rejected", "late", "missing", "unstated"}
 
 
 def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[str], None]) -> None:
     """A new run, into a folder that must not be there yet."""
     if folder.exists():
         raise RunFolderError(f"{folder} exists already; choose another --out")
+    config.privacy.check_mechanism()
     _check(home, config)
     _follow(home, Submission.create(home, config, folder), say)
+    _say_who_is_silent(home, folder, say)
 
 
 def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -35,6 +38,14 @@ def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], Non
         raise ConfigError(f"{folder.path} was not made by a federation; resume it without --federation")
     _check(home, folder.config)
     _follow(home, Submission.create(home, folder.config, folder.path, run), say)
+    _say_who_is_silent(home, folder.path, say)
+
+
+def _say_who_is_silent(home: ServerDirectory, folder: Path, say: Callable[[str], None]) -> None:
+    lacking = unsigned(RunFolder.open(folder), tuple(home.charter.silos))
+    if lacking:
+        silos = ", ".join(f"'{silo}'" for silo in lacking)
+        say(f"no signed statement of {silos} yet; 'fedloom resume {folder} --federation {home.path}' asks again")
 
 
 def _check(home: ServerDirectory, config: Config) -> None:

@@ -16,7 +16,8 @@ from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.silo import Grant, RefusedError, SiloService
+from fedloom.engines.flower.silo import Grant, SiloService
+from fedloom.engines.flower.work import RefusedError
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
 from fedloom.privacy.silo_privacy import SiloPrivacy
@@ -73,7 +74,8 @@ def main(home: str, data: str, socket: str, source: str = "") -> None:
                     frame, start = Frame.of_bytes(connection.recv_bytes()), time.perf_counter()
                     answer = answering.answer(frame)
                     seconds = time.perf_counter() - start
-                    log.info("round %s: %s after %.3f seconds", frame.header.get("round"), answer.kind, seconds)
+                    asked = f"round {frame.header['round']}" if "round" in frame.header else frame.kind
+                    log.info("%s: %s after %.3f seconds", asked, answer.kind, seconds)
                     connection.send_bytes(answer.to_bytes())
             except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
                 log.warning("a question came to nothing: %s", error)

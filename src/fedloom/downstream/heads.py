@@ -13,6 +13,7 @@ from fedloom.evaluation.classification import Head, fit_head
 from fedloom.federation.records import Federation, Silo, concatenate
 from fedloom.methods.generator import Generator
 from fedloom.models.labelled import LinearHead
+from fedloom.outline import in_outline
 
 SYNTHETIC, FEDERATED = "synthetic-only", "federated"
 
@@ -20,6 +21,8 @@ SYNTHETIC, FEDERATED = "synthetic-only", "federated"
 @dataclass(frozen=True, eq=False)
 class Common:
     """What a silo gets from the federation: a classifier, and which label shares it has learned from, if known."""
+
+    __repr__ = in_outline
 
     head: Head
     shares: Tensor | None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import Payload
 
 GRID = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -22,6 +23,8 @@ SWEEPS = 2  # over the classes, where each has a lambda of its own
 @dataclass(frozen=True, eq=False)
 class Answers:
     """What two classifiers say of the same labelled records, as probabilities."""
+
+    __repr__ = in_outline
 
     local: Tensor  # (records, classes)
     common: Tensor

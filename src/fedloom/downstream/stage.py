@@ -24,7 +24,8 @@ from fedloom.experiment import Run
 from fedloom.federation.conditions import BETWEEN, attribute_names, columns_of, plain_classes, values_of
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.methods.generator import Generator
-from fedloom.privacy.summary import NONE, summarise
+from fedloom.privacy.summary import NONE
+from fedloom.runs.guarantee import guarantee_of
 from fedloom.streams import Streams
 
 SCHEMA = 2
@@ -71,7 +72,7 @@ def downstream(
         raise ConfigError("--attribute: " + unknown("attribute", attribute, attribute_names(data.attributes)))
     local = config.method.options.get("labels") == "local"
     heads = Heads(data, generator, synthetic, pathway, config.seed, local)
-    privacy = summarise(config.privacy, run.folder.ledger)
+    privacy = guarantee_of(run.folder)
     scores = Stage(heads, choice, bool(config.data.condition), attribute, found.streams).report(progress)
     unguarded = "; ".join(scores["payloads"].values())
     report = {
@@ -80,7 +81,7 @@ def downstream(
         "method": config.method.name,
         "guarantee": f"{NONE}: {unguarded}" if unguarded else privacy.guarantee,
         "epsilon": None if unguarded else privacy.epsilon,
-        "delta": None if unguarded else max((account.budget.delta for account in privacy.accounts), default=None),
+        "delta": None if unguarded else privacy.delta,
         **scores,
     }
     run.folder.record_downstream(report)

@@ -18,6 +18,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, fresh_blocks
 from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, Stepped
+from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import Randomness, StreamNoise
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
@@ -31,6 +32,8 @@ NO_SECRETS: Secrets = MappingProxyType({})
 @dataclass(eq=False)
 class SiloState:
     """What a silo keeps from round to round: blocks that are not sent down to it, optimiser states, memories."""
+
+    __repr__ = in_outline
 
     source: Mapping[str, Tensor] = field(default_factory=dict)  # in memory, until there is too much: then on disk
 
@@ -47,6 +50,8 @@ class SiloState:
 class FederationState:
     """Everything that changes in a run; with the configuration and the data it determines all that follows."""
 
+    __repr__ = in_outline
+
     round: int  # rounds done
     server: ServerState
     silos: Mapping[int, SiloState]  # only silos that have something to keep
@@ -55,6 +60,8 @@ class FederationState:
 @dataclass(frozen=True)
 class Task:
     """One silo's work in one round."""
+
+    __repr__ = in_outline
 
     silo: int
     context: RoundContext
@@ -68,6 +75,8 @@ class Task:
 @dataclass(frozen=True)
 class Result:
     """What came of a task: the update that left the silo, and what stays at home."""
+
+    __repr__ = in_outline
 
     silo: int
     update: Update  # its blocks are missing where an engine has merged them already

@@ -19,9 +19,10 @@ from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
+from fedloom.privacy.accounts import Chain
 from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.noise import StreamNoise, keyed
-from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, unit_numbers
+from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, number_of_units
 from fedloom.sharing.plan import Tensors
 
 
@@ -50,8 +51,7 @@ def privacy_of_silos(
         )
     privacies = []
     for index, silo in enumerate(federation.silos):
-        subject = unit_numbers(silo, config.privacy.unit)
-        units = len(silo) if subject is None else int(subject.max()) + 1
+        units = number_of_units(silo, config.privacy.unit)
         rounds = tuple(number for number, chosen in enumerate(participants, start=1) if index in chosen)
         privacies.append(privacy_of_silo(config, method, silo.name, units, rounds))
     for privacy in privacies:
@@ -182,6 +182,10 @@ class Charging:
         """The epsilon spent so far by the silo that has spent most; nothing where no epsilon holds."""
         spent = max(account.spent for account in self._ledger.accounts())
         return {"privacy/epsilon/max": spent} if math.isfinite(spent) else {}
+
+    def chain(self) -> Chain:
+        """All charges so far."""
+        return self._ledger.chain()
 
     def close(self) -> None:
         """Close the ledger's file, so that another process may charge."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState
-from fedloom.engines.training import MODEL, Trainer
+from fedloom.engines.local_state import MODEL
+from fedloom.engines.training import Trainer
 from fedloom.federation.records import Federation, Silo
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import DistillationJob, Distilled

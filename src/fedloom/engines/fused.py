@@ -239,7 +239,7 @@ class FusedEngine:
         program, runner = self._program(number, stack)
         context = runs[members[0].run].job.context  # what an objective may see of it is the same in all of them
         program.begin(context, [runs[member.run].secret(member.index) for member in members if member.trainer.privacy])
-        schedule = program.schedule(members, context.round)
+        schedule = program.schedule(members)
         runner.prepare(schedule.counts(), context.round)
         program.load(members, [runs[member.run].job.state for member in members])
         for window in schedule.windows(self._window(program)):

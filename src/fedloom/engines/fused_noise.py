@@ -9,14 +9,36 @@ whoever else is packed changes nothing of what a run draws.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedloom.engines.fused_stack import Member
+from fedloom.outline import in_outline
+from fedloom.privacy.dp_sgd import divided
 from fedloom.privacy.noise import NoiseKey, StreamNoise, joined
+from fedloom.sharing.plan import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseRoom:
+    """Where a step's noise for one phase lies, always at the same place."""
+
+    __repr__ = in_outline
+
+    drawn: Tensor  # (silos, numbers), padded so that every silo's noise begins where memory is read fast
+    flat: Tensor  # without the padding
+    named: Tensors  # the same by parameter, and that of the count under the empty name
+
+    @classmethod
+    def of(cls, silos: int, shapes: Mapping[str, torch.Size], device: torch.device) -> NoiseRoom:
+        """For parameters of these shapes."""
+        numbers = 1 + sum(shape.numel() for shape in shapes.values())
+        drawn = torch.zeros(silos, -(-numbers // 4) * 4, device=device)
+        flat = drawn[:, :numbers]
+        return cls(drawn, flat, divided(flat, shapes))
 
 
 class HostNoise:
@@ -45,6 +67,8 @@ class HostNoise:
 @dataclass(frozen=True, eq=False)
 class _RunNoise:
     """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
+
+    __repr__ = in_outline
 
     slots: list[int]
     index: Tensor  # the same, on the device

@@ -4,10 +4,10 @@ in one batched program; what leaves it equals what leaves the plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,37 +15,37 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from fedloom.engines.base import FederationState, SiloState
-from fedloom.engines.fused_batches import Stretches, gathered
-from fedloom.engines.fused_noise import DeviceNoise, HostNoise
-from fedloom.engines.fused_poisson import (
-    NOISE,
-    PrivateSchedule,
-    private_buffers,
-    private_numbers_per_step,
-    rows_of_members,
-)
+from fedloom.engines.batches import Stretches, gathered
+from fedloom.engines.fused_noise import DeviceNoise, HostNoise, NoiseRoom
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import (
+    Batching,
     Precision,
     batched_losses,
     matrix_precision,
     tapped_losses,
-    torch_compiled,
     written_out,
 )
 from fedloom.engines.fused_support import PhaseTrial
 from fedloom.engines.optimizers import gradients_of_mean
-from fedloom.engines.private_training import public_batch, watched_trial
-from fedloom.engines.training import BOUND, parameters_of
+from fedloom.engines.poisson_batches import (
+    NOISE,
+    PoissonBatches,
+    poisson_buffers,
+    poisson_numbers_per_step,
+    sampling_of,
+)
+from fedloom.engines.private_training import parameters_of, public_batch, watched_trial
 from fedloom.federation.records import UNLABELLED
-from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, divided, total_of
+from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, Scale, plain_sum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
-from fedloom.privacy.noise import StreamNoise
+from fedloom.privacy.noise import StreamDraws
 from fedloom.privacy.per_example import Watch
+from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Tensors
+from fedloom.streams import streams_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,23 +79,18 @@ class ClippedPhase:
         mechanism: DPSGD,
         probe: Probe,
         trained: Sequence[str],
-        context: Callable[[], RoundContext],
-        precision: Precision,
-        compiled: bool,
-        size: int,
-        rows: int,
+        batching: Batching,
+        places: tuple[int, int],
     ) -> None:
-        self._stack, self._mechanism, self._probe, self._trained = stack, mechanism, probe, trained
+        """``places``: how many silos, and how many rows of a pass."""
+        self._stack, self._mechanism, self._probe = stack, mechanism, probe
         self._private = [name for name in trained if mechanism.is_private(name)]
         self._open = [name for name in trained if name not in self._private]
-        device = stack.device
-        self._taps = [torch.zeros(size, rows, *call.output.shape[1:], device=device) for call in probe.watch.calls]
-        tapped = tapped_losses(stack.model, phase, context, precision, trained)
-        self._tapped_losses = torch_compiled(tapped) if compiled else tapped
-        self._losses = batched_losses(stack.model, phase, context, precision)
-        self._written_out = written_out(stack.model, phase, context, precision)
-        clip = vmap(self._clip)
-        self._clipped = torch_compiled(clip) if compiled else clip
+        self._taps = [torch.zeros(*places, *c.output.shape[1:], device=stack.device) for c in probe.watch.calls]
+        self._tapped_losses = batching.quickened(tapped_losses(batching, phase, trained))
+        self._losses = batched_losses(batching, phase)
+        self._written_out = written_out(batching, phase)
+        self._clipped = batching.quickened(vmap(self._clip))
 
     def __call__(
         self, weights: Tensors, batch: Tensors, received: Tensors, bound: Tensor, example: Tensor
@@ -103,7 +98,7 @@ class ClippedPhase:
         """The clipped sums of one pass, an ``example`` counting so much, and the sum of each term (terms, silos)."""
         records, mask = self._stack.table.records, batch["mask"]
         columns = gathered(records, records.modality.decode, batch["index"], mask)
-        own = {name.removeprefix(NOISE): tensor for name, tensor in batch.items() if name.startswith(NOISE)}
+        own = under(NOISE, batch)
         subject = {"subject": columns["subject"]} if "subject" in columns else {}
         if self._probe.quick:
             # Taps are zeros that are added to what layers put out. Rows do not meet in a layer, so one backward pass
@@ -112,13 +107,13 @@ class ClippedPhase:
             silos, rows = mask.shape
             taps = [tap[:silos, :rows].detach().requires_grad_() for tap in self._taps]
             losses, terms, inputs = self._tapped_losses({**weights, **leaves}, columns, own, received, taps)
-            plain = self._plain(losses, mask, leaves, example)
+            plain = plain_sum(losses, mask * example.unsqueeze(1), leaves)
             gradients = torch.autograd.grad(losses.sum(), taps, allow_unused=True, materialize_grads=True)
             parts: Any = (inputs, list(gradients), {name: weights[name].detach() for name in self._probe.watch.needed})
         else:
             leaves = {name: weights[name].detach().requires_grad_() for name in self._open}
             losses, terms = self._losses({**weights, **leaves}, columns, own, received)
-            plain = self._plain(losses, mask, leaves, example)
+            plain = plain_sum(losses, mask * example.unsqueeze(1), leaves)
             lent = {name: tensor.detach() for name, tensor in weights.items()}
             parts = self._written_out({n: lent.pop(n) for n in self._private}, lent, columns, own, received)
         with matrix_precision("float32"):
@@ -141,16 +136,6 @@ class ClippedPhase:
         total = self._mechanism.clip(forms, mask, bound, subject.get("subject"), scale)
         return dict(total.gradients), total.below, total.bound
 
-    @staticmethod
-    def _plain(losses: Tensor, mask: Tensor, leaves: Tensors, example: Tensor) -> Tensors:
-        if not leaves:
-            return {}
-        shares = mask * example.unsqueeze(1)
-        found = torch.autograd.grad(
-            (losses * shares).sum(), list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        return dict(zip(leaves, found, strict=True))
-
 
 class PrivateProgram(StackProgram):
     """A stack under DP-SGD: beside weights and moments also clip bounds, scales and noise."""
@@ -171,83 +156,60 @@ class PrivateProgram(StackProgram):
         adapted = [private_trial(t, mechanism) if p.touches_records else t for p, t in zip(phases, trials, strict=True)]
         super().__init__(stack, size, adapted, precision, compiled)
         self._host_noise = host_noise or self._device.type == "cpu"
-        self._round = 0
-        context = lambda: cast("RoundContext", self._context)  # noqa: E731
-        self._rows = rows_of_members(stack.members)
-        rows = max(self._rows.values())
+        self._samplings = {m: sampling_of(m.silo, mechanism.unit, m.privacy.rate) for m in stack.members}
+        self._rows = max(sampling.rows for sampling in self._samplings.values())  # of a pass, the same in all chunks
+        batching, places = Batching(stack.model, self._now, precision, compiled), (size, self._rows)
         self._clipped = {
-            number: ClippedPhase(
-                stack,
-                phase,
-                mechanism,
-                probes[number],
-                self._trained[number],
-                context,
-                precision,
-                compiled,
-                size,
-                rows,
-            )
+            number: ClippedPhase(stack, phase, mechanism, probes[number], self._trained[number], batching, places)
             for number, phase in enumerate(phases)
             if phase.touches_records
         }
         self._open_losses = {
-            number: batched_losses(stack.model, phase, context, precision)
-            for number, phase in enumerate(phases)
-            if not phase.touches_records
+            number: batched_losses(batching, phase) for number, phase in enumerate(phases) if not phase.touches_records
         }
-        self._release = torch_compiled(mechanism.release) if compiled else mechanism.release
-        self._drawn: dict[int, Tensor] = {}
-        self._flat: dict[int, Tensor] = {}
-        self._noise: dict[int, Tensors] = {}
-        for number in self._clipped:
-            shapes = {n: self.weights[n].shape[1:] for n in self._trained[number] if mechanism.is_private(n)}
-            numbers = 1 + sum(shape.numel() for shape in shapes.values())
-            # Padded, so that every silo's noise begins where memory is read fast.
-            self._drawn[number] = torch.zeros(size, -(-numbers // 4) * 4, device=self._device)
-            self._flat[number] = self._drawn[number][:, :numbers]
-            self._noise[number] = divided(self._flat[number], shapes)
-        self._bounds = {number: torch.zeros(size, device=self._device) for number in self._clipped}
+        self._release = batching.quickened(mechanism.release)
+        self._rooms = {number: self._room(self._trained[number]) for number in self._clipped}
         self._scales = torch.ones(3, size, device=self._device)  # for each silo a Scale
-        self._public_group = torch.zeros(size, stack.kind.local.batch_size, dtype=torch.int64, device=self._device)
+        self._public_group = torch.zeros(size, self._batch, dtype=torch.int64, device=self._device)
         self._source: HostNoise | DeviceNoise = HostNoise((), (), 0, ())
 
-    def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
-        """A new round, and what hides the records of each member of a chunk."""
-        super().begin(context, secrets)
-        self._round = context.round
+    def _room(self, trained: Sequence[str]) -> NoiseRoom:
+        shapes = {n: self.weights[n].shape[1:] for n in trained if self._mechanism.is_private(n)}
+        return NoiseRoom.of(self.size, shapes, self._device)
 
     def load(self, members: Sequence[Member], states: Sequence[FederationState]) -> None:
         """Also each silo's clip bounds, scales and public rows, all by the plan of its own run."""
         super().load(members, states)
-        rows, silos = self._public_group.shape[1], len(members)
+        silos = len(members)
         mechanisms = [member.privacy.mechanism(self._round) for member in members]
         self._scales[:, :silos] = torch.tensor([astuple(mechanism.scale) for mechanism in mechanisms]).t()
-        batches = [public_batch(member.silo, rows) for member in members]
+        batches = [public_batch(member.silo, self._batch) for member in members]
         self._public_group[:silos] = torch.stack([batch.group for batch in batches])
         kept = [s.silos.get(member.index, SiloState()).tensors for member, s in zip(members, states, strict=True)]
-        for number, bounds in self._bounds.items():
-            name = BOUND + self._phases[number].name
-            found = zip(kept, mechanisms, strict=True)
-            bounds[:silos] = torch.stack([own.get(name, mechanism.clipping.start()) for own, mechanism in found])
+        self._state.load_bounds(kept, mechanisms)
+        rooms = list(self._rooms.values())
         if self._host_noise:
-            self._source = HostNoise(members, self._secrets, self._round, list(self._flat.values()))
+            self._source = HostNoise(members, self._secrets, self._round, [room.flat for room in rooms])
         else:
-            self._source = DeviceNoise(members, self._secrets, self._round, list(self._drawn.values()), self._device)
+            drawn = [room.drawn for room in rooms]
+            self._source = DeviceNoise(members, self._secrets, self._round, drawn, self._device)
 
-    def schedule(self, members: Sequence[Member], round: int) -> Stretches:
+    def schedule(self, members: Sequence[Member]) -> Stretches:
         """Poisson batches for the members of a chunk: who is drawn in each step, and where each record lies."""
-        return PrivateSchedule(self._stack, self._rows, members, self._secrets, round)
+        samplings = [self._samplings[member] for member in members]
+        keys = [secret.streams.seed for secret in self._secrets]
+        crew = self._crew(members, [sampling.units for sampling in samplings])
+        return PoissonBatches(crew, samplings, lambda silos: StreamDraws(streams_of(keys[:silos])), self._rows)
 
     @property
     def numbers_per_step(self) -> int:
         """How many numbers a window of Poisson batches holds for each step, with what it takes to draw them."""
-        units = max(member.privacy.units for member in self._stack.members)
-        return private_numbers_per_step(self._stack.kind, units, max(self._rows.values()))
+        units = max(sampling.units for sampling in self._samplings.values())
+        return poisson_numbers_per_step(self._phases, self._batch, units, self._rows)
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """For each phase its only pass."""
-        return private_buffers(self._stack.kind, steps, self.size, max(self._rows.values()), self._device)
+        return poisson_buffers(self._phases, self._batch, steps, self.size, self._rows, self._device)
 
     def draw(self, silos: int) -> None:
         """The noise of a step."""
@@ -261,17 +223,17 @@ class PrivateProgram(StackProgram):
             weights = self._lent(silos)
             step = self._private_step if number in self._clipped else self._open_step
             gradients, means = step(number, weights, passes, received, silos)
-            self._optimizers[number].step(silos, gradients)
+            self._state.optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos].add_(means)
 
     def _private_step(
         self, number: int, weights: Tensors, passes: tuple[Tensors, ...], received: Tensors, silos: int
     ) -> tuple[list[Tensor], Tensor]:
-        bound = self._bounds[number][:silos]
+        bound = self._state.bounds[self._phases[number].name][:silos]
         scales = self._scales[:, :silos]
         found = [self._clipped[number](weights, each, received, bound, scales[0]) for each in passes]
         total = total_of([sums for sums, _ in found])
-        secret = {name: tensor[:silos] for name, tensor in self._noise[number].items()}
+        secret = {name: tensor[:silos] for name, tensor in self._rooms[number].named.items()}
         gradients, following = self._release(total, secret, Scale(*scales.unbind()))
         bound.copy_(following)
         rows = reduce(torch.add, (each["mask"].sum(dim=1) for each in passes))
@@ -283,7 +245,7 @@ class PrivateProgram(StackProgram):
     ) -> tuple[Sequence[Tensor], Tensor]:
         """A phase that touches no records: as many rows in every step, and none of them is one."""
         (only,) = passes
-        own = {name.removeprefix(NOISE): tensor for name, tensor in only.items()}
+        own = under(NOISE, only)
         group = self._public_group[:silos]
         mask, shape = torch.ones(group.shape, device=self._device), self._stack.table.records.shape
         # A single zero that looks like records of the right shape: there is nothing to gather, and nothing to hold.
@@ -293,14 +255,3 @@ class PrivateProgram(StackProgram):
         losses, terms = self._open_losses[number]({**weights, **leaves}, columns, own, received)
         means = torch.stack([losses.detach(), *(term.detach() for term in terms.values())]).mean(dim=-1)
         return gradients_of_mean(losses, mask, list(leaves.values())), means
-
-    def kept(self, silos: int) -> list[SiloState]:
-        """Also a bound that is searched for."""
-        states = super().kept(silos)
-        if not self._mechanism.clipping.share:
-            return states
-        found = {BOUND + self._phases[number].name: bounds.cpu() for number, bounds in self._bounds.items()}
-        return [
-            SiloState(state.tensors | {name: bounds[position].clone() for name, bounds in found.items()})
-            for position, state in enumerate(states)
-        ]

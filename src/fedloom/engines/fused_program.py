@@ -6,20 +6,18 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.func import vmap
 
 from fedloom.engines.base import FederationState, SiloState, received_by
-from fedloom.engines.fused_batches import Schedule, Stretches, buffers, numbers_per_step
+from fedloom.engines.batches import Crew, EpochBatches, Stretches, buffers, numbers_per_step
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Precision, WatchedContext, evaluation, laid_out
+from fedloom.engines.fused_step import Batching, Precision, WatchedContext, evaluation, laid_out
 from fedloom.engines.fused_support import PhaseTrial
-from fedloom.engines.optimizers import LocalOptimizer, gradients_of_mean
-from fedloom.engines.training import MODEL, OPTIMIZER
+from fedloom.engines.local_state import LocalState
+from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import fresh_blocks, unchanged
+from fedloom.methods.base import unchanged
 from fedloom.privacy.noise import StreamNoise
-from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Tensors
 
 
@@ -30,7 +28,7 @@ class StackProgram:
         self, stack: Stack, size: int, trials: Sequence[PhaseTrial], precision: Precision, compiled: bool
     ) -> None:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
-        self._device = stack.device
+        self._device, self._batch = stack.device, stack.kind.local.batch_size
         stack.table.reserve(size)
         layouts = {name: gradient for trial in trials for name, gradient in trial.gradients.items()}
         self.weights = {
@@ -40,11 +38,8 @@ class StackProgram:
         sent = tuple(f"{block}." for block in stack.kind.sent)
         self._received = {n: torch.zeros_like(t) for n, t in self.weights.items() if sent and n.startswith(sent)}
         phases = self._phases
-        self._optimizers = [
-            LocalOptimizer(phase.optimizer, {name: self.weights[name] for name in trial.gradients}, compiled)
-            for phase, trial in zip(phases, trials, strict=True)
-        ]
         self._trained = [tuple(trial.gradients) for trial in trials]
+        self._state = LocalState(phases, self.weights, self._trained, self._received, stack.kind.privacy, compiled)
         self._terms = [
             tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
         ]
@@ -53,29 +48,43 @@ class StackProgram:
         # Wrapped: a compiler may take the numbers of a plain one for constants, and compile anew in every round.
         self._context = WatchedContext(RoundContext(0, 0, ()))
         self._secrets: Sequence[StreamNoise] = ()
-        self._evaluate = [
-            evaluation(stack, phase, lambda: cast("RoundContext", self._context), precision, compiled)
-            for phase in phases
-        ]
+        self._round = 0
+        batching = Batching(stack.model, self._now, precision, compiled)
+        self._evaluate = [evaluation(stack, phase, batching) for phase in phases]
 
     def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
-        self._context, self._secrets = WatchedContext(context), secrets
-        for optimizer in self._optimizers:
-            optimizer.begin(context)
+        self._context, self._secrets, self._round = WatchedContext(context), secrets, context.round
+        self._state.begin(context)
 
-    def schedule(self, members: Sequence[Member], round: int) -> Stretches:
-        """What the members of a chunk do in a round."""
-        return Schedule(self._stack, members, round)
+    def _now(self) -> RoundContext:
+        return cast("RoundContext", self._context)
+
+    def schedule(self, members: Sequence[Member]) -> Stretches:
+        """What the members of a chunk do in the round."""
+        return EpochBatches(self._crew(members, [len(member.silo) for member in members]))
+
+    def _crew(self, members: Sequence[Member], sizes: Sequence[int]) -> Crew:
+        return Crew(
+            self._phases,
+            self._batch,
+            self._round,
+            [member.steps for member in members],
+            [member.index for member in members],
+            self._stack.table.load([member.silo for member in members]),
+            sizes,
+            [member.trainer.config.seed for member in members],
+            self._device,
+        )
 
     @property
     def numbers_per_step(self) -> int:
         """How many numbers a window holds for each step of a silo."""
-        return numbers_per_step(self._stack.kind)
+        return numbers_per_step(self._phases, self._batch)
 
     def buffers(self, steps: int) -> tuple[Any, ...]:
         """Room for the inputs of so many steps."""
-        return buffers(self._stack.kind, steps, self.size, self._device)
+        return buffers(self._phases, self._batch, steps, self.size, self._device)
 
     def draw(self, silos: int) -> None:
         """Get ready for a step of the first ``silos`` silos whatever must not be recorded; nothing here."""
@@ -100,24 +109,12 @@ class StackProgram:
         for position, (member, state) in enumerate(zip(members, states, strict=True)):
             for name, tensor in self._constants.items():
                 tensor[position] = self._stack.constants[member][name]
-            self._load_kept(position, member, state.silos.get(member.index, SiloState()).tensors)
-
-    def _load_kept(self, position: int, member: Member, tensors: Tensors) -> None:
-        private = set(self.weights) - set(self._received)
-        kept = under(MODEL, tensors)
-        if private - set(kept):
-            method = member.trainer.method
-            kept = method.plan.join(fresh_blocks(method, member.site, member.trainer.streams), member.site) | kept
-        for name in private:
-            self.weights[name][position] = kept[name]
-        for phase, optimizer in zip(self._phases, self._optimizers, strict=True):
-            prefix = f"{OPTIMIZER}{phase.name}/"
-            moments = under(prefix, tensors)
-            if moments:
-                optimizer.load(position, moments)
+            kept = state.silos.get(member.index, SiloState()).tensors
+            trainer = member.trainer
+            self._state.load(position, kept, trainer.method, member.site, trainer.streams)
 
     def _clear(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self._state.optimizers:
             optimizer.reset()
         for total in self._sums:
             total.zero_()
@@ -131,7 +128,7 @@ class StackProgram:
             weights = self._lent(silos)
             leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
             losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
-            self._optimizers[number].step(silos, gradients_of_mean(losses, mask, list(leaves.values())))
+            self._state.optimizers[number].step(silos, gradients_of_mean(losses, mask, list(leaves.values())))
             self._sums[number][:, :silos].add_(means)
 
     def _lent(self, silos: int) -> Tensors:
@@ -156,14 +153,4 @@ class StackProgram:
 
     def kept(self, silos: int) -> list[SiloState]:
         """What each of the first ``silos`` silos keeps until its next round, on the host."""
-        stacked = {MODEL + n: t[:silos].cpu() for n, t in self.weights.items() if n not in self._received}
-        for phase, optimizer in zip(self._phases, self._optimizers, strict=True):
-            if phase.optimizer.keep:
-                stacked |= {f"{OPTIMIZER}{phase.name}/{name}": t for name, t in optimizer.kept(silos).items()}
-        # Copied, so that one silo's state does not hold the memory of a whole chunk; contiguous, as others expect it.
-        rows = ({name: _copied(tensor[i]) for name, tensor in stacked.items()} for i in range(silos))
-        return [SiloState(row) for row in rows]
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+        return self._state.kept(silos)

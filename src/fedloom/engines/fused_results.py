@@ -12,10 +12,11 @@ from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
 from fedloom.methods.steps import DistillationJob, Distilled, Stepped
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import StreamNoise
 from fedloom.sharing.aggregation import totals_of
 from fedloom.sharing.plan import Seen, Tensors
-from fedloom.sharing.update import Update, check_update, pass_egress
+from fedloom.sharing.update import check_update
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,8 @@ class Trained:
 class RunShare:
     """What a chunk brings to one run."""
 
+    __repr__ = in_outline
+
     slots: Sequence[Slot]
     # Without what has to be waited for; their tensors are views of the stack, which the next chunk overwrites.
     results: list[Result]
@@ -59,7 +62,7 @@ class RunRound:
         method = trainer.method
         # Where sums will do, they are formed on the device; else the updates themselves travel, as in every engine.
         sums = method.aggregator.merge.needs is Seen.SUM and not method.server_step.needs_each
-        totals = totals_of([members[index].counts for index in job.context.participants])
+        totals = totals_of([trainer.counts(index) for index in job.context.participants])
         self._mean = StackedMean(method.plan, method.aggregator, totals) if not trial and sums else None
 
     def gathered(self, slots: Sequence[Slot], weights: Tensors) -> RunShare:
@@ -103,9 +106,6 @@ class RunRound:
         assert isinstance(found, StreamNoise), "silos that train together draw from streams"
         return found
 
-    def _payloads(self, silo: int, weights: Tensors) -> dict[str, Tensors]:
-        return self._trainer.payloads(silo, weights, self.job.context, self.job.secrets.get(silo))
-
     @property
     def distillation(self) -> DistillationJob | None:
         """What the server has to learn, known after its step."""
@@ -131,18 +131,10 @@ class RunRound:
         return settled(self._trainer.method, self.job.state, self.job.context, self.results, self._stepped, distilled)
 
     def _result(self, slot: Slot, weights: Tensors) -> Result:
-        """The update passes the egress guard."""
-        plan, member, site = self._trainer.method.plan, slot.member, slot.member.site
-        mine = {name: tensor[slot.position] for name, tensor in weights.items()}
-        parts = plan.split(mine, site)
-        update = Update(
-            silo=site.name,
-            round=self.job.context.round,
-            blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            counts=member.counts,
-            payloads={} if self._trial else self._payloads(member.index, mine),
-        )
-        egress = pass_egress(update, plan, site, parts)
+        """What leaves a slot, without what has to be waited for."""
+        mine, silo = {name: tensor[slot.position] for name, tensor in weights.items()}, slot.member.index
+        secret = self.job.secrets.get(silo)
+        update, egress = self._trainer.sent(silo, mine, self.job.context, secret, trial=self._trial)
         if update.payloads:
             check_update(update, self.job.state.server.blocks)
-        return Result(member.index, update, egress, SiloState(), {}, slot.steps, 0.0)
+        return Result(silo, update, egress, SiloState(), {}, slot.steps, 0.0)

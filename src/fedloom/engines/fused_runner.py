@@ -12,36 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedloom.engines.batches import Window
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_step import Precision, matrix_precision
 from fedloom.errors import FedloomWarning
 
 WARM_UP = 2  # steps before a recording, in which libraries take their memory
-
-
-class Window(Protocol):
-    """Some consecutive steps of the silos that take them."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def silos(self) -> int:
-        """How many silos take these steps."""
-        ...
-
-    @property
-    def usual(self) -> bool:
-        """Whether it has the shapes that most windows have."""
-        ...
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """What the program's steps take: tensors, (steps, silos, ...), in tuples and dicts."""
-        ...
-
-    def step(self, number: int) -> tuple[Any, ...]:
-        """What the program takes for one step."""
-        ...
 
 
 class Runner(Protocol):

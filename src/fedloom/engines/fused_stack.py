@@ -17,6 +17,8 @@ from fedloom.engines.training import Trainer
 from fedloom.federation.records import Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
 from fedloom.sharing.plan import Down, Tensors
@@ -48,11 +50,6 @@ class Member:
         """How many it takes in a round."""
         return self.trainer.steps(self.index)
 
-    @cached_property
-    def counts(self) -> dict[str, float]:
-        """How many, or how many subjects, stand behind its copies of blocks, in all and per group."""
-        return self.trainer.counts(self.index)
-
     @property
     def privacy(self) -> SiloPrivacy:
         """What its records are used for under DP-SGD."""
@@ -76,6 +73,8 @@ class StackKind:
 @dataclass(frozen=True, eq=False)
 class Stack:
     """Silos that train together."""
+
+    __repr__ = in_outline
 
     kind: StackKind
     model: nn.Module  # stands for the model of each silo; its own weights are never used
@@ -147,7 +146,7 @@ def _alike(settings: PrivacyConfig) -> DPSGD:
 
     Whatever is a silo's own is 1 here, so that it stands for nobody's: a program must ask each member's plan for it.
     """
-    clipping = CLIPPINGS[settings.clipping](1.0)
+    clipping = CLIPPINGS[settings.clipping](1.0, SMALLEST)
     return DPSGD(1.0, rate=1.0, expected=1.0, clipping=clipping, unit=settings.unit, blocks=settings.blocks)
 
 

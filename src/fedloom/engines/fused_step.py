@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedloom.engines.fused_batches import gathered
+from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.engines.optimizers import many_programs
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
-from fedloom.objectives.base import Step
+from fedloom.objectives.base import Losses, Step
 from fedloom.objectives.lending import Lending, batch_of_columns
 from fedloom.privacy.per_example import Watch
 from fedloom.sharing.plan import Tensors
@@ -37,31 +38,55 @@ class WatchedContext:
         return getattr(self._context, name)
 
 
+@dataclass(frozen=True, eq=False)
+class Batching:
+    """How a function of one silo becomes one of a stack of silos, each argument with a leading dimension of silos."""
+
+    model: nn.Module
+    context: Callable[[], RoundContext]  # the round's, asked for anew in every step
+    precision: Precision
+    compiled: bool = False
+
+    def __call__(self, one: Callable[P, R]) -> Callable[P, R]:
+        """The function for all silos at once; what it gives is float32 if ``one`` says so."""
+        batched, device = vmap(one, randomness="error"), next(self.model.parameters()).device
+
+        def evaluate(*arguments: P.args, **named: P.kwargs) -> R:
+            with _autocast(device, self.precision):
+                return batched(*arguments, **named)
+
+        return evaluate
+
+    def quickened(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, compiled when it is first called, where this is asked for."""
+        if not self.compiled:
+            return function
+        fast = torch.compile(function, dynamic=False)
+
+        def quick(*arguments: P.args, **named: P.kwargs) -> R:
+            with many_programs():
+                return fast(*arguments, **named)
+
+        return quick
+
+
 def batched_losses(
-    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
+    batching: Batching, phase: Phase
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]:
-    """(weights, columns, noise, received), each with a leading dimension of silos -> losses (silos, batch), terms."""
-    lending = Lending(model, phase.objective)
+    """(weights, columns, noise, received) -> losses (silos, batch), terms."""
+    lending, context = Lending(batching.model, phase.objective), batching.context
 
     def one(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
-        losses = lending.losses(weights, Step(batch_of_columns(columns), noise, received, context()))
-        return losses.total, dict(losses.terms)
+        return _in_float32(lending.losses(weights, Step(batch_of_columns(columns), noise, received, context())))
 
-    batched = vmap(one, randomness="error")
-
-    def evaluate(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
-        with _autocast(columns["x"].device, precision):
-            total, terms = batched(weights, columns, noise, received)
-        return total.float(), {name: term.float() for name, term in terms.items()}
-
-    return evaluate
+    return batching(one)
 
 
 def tapped_losses(
-    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision, watched: Sequence[str]
+    batching: Batching, phase: Phase, watched: Sequence[str]
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors, Sequence[Tensor]], tuple[Tensor, Tensors, list[Tensor]]]:
     """Those losses with taps at the outputs of the layers of ``watched`` parameters, and what went into these."""
-    lending, watch = Lending(model, phase.objective), Watch(model, watched)
+    lending, watch, context = Lending(batching.model, phase.objective), Watch(batching.model, watched), batching.context
     watch.__enter__()  # once and for all: a compiler does not follow hooks that come and go
 
     def one(
@@ -69,50 +94,32 @@ def tapped_losses(
     ) -> tuple[Tensor, Tensors, list[Tensor]]:
         step = Step(batch_of_columns(columns), noise, received, context())
         losses, inputs = watch.tapped(lambda: lending.losses(weights, step), taps)
-        return losses.total, dict(losses.terms), inputs
+        return *_in_float32(losses), [x.detach().float() for x in inputs]
 
-    batched = vmap(one, randomness="error")
-
-    def evaluate(
-        weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, taps: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensors, list[Tensor]]:
-        with _autocast(columns["x"].device, precision):
-            total, terms, inputs = batched(weights, columns, noise, received, taps)
-        return (
-            total.float(),
-            {name: term.float() for name, term in terms.items()},
-            [x.detach().float() for x in inputs],
-        )
-
-    return evaluate
+    return batching(one)
 
 
-def written_out(
-    model: nn.Module, phase: Phase, context: Callable[[], RoundContext], precision: Precision
-) -> Callable[[Tensors, Tensors, Tensors, Tensors, Tensors], Tensors]:
+def written_out(batching: Batching, phase: Phase) -> Callable[[Tensors, Tensors, Tensors, Tensors, Tensors], Tensors]:
     """(trained weights, other weights, columns, noise, received) -> every example's gradient (silos, batch, *shape)."""
-    lending = Lending(model, phase.objective)
+    lending, context = Lending(batching.model, phase.objective), batching.context
 
     def one(trained: Tensors, others: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> Tensors:
-        return lending.gradients(trained, others, Step(batch_of_columns(columns), noise, received, context()))
+        step = Step(batch_of_columns(columns), noise, received, context())
+        return {name: rows.float() for name, rows in lending.gradients(trained, others, step).items()}
 
-    batched = vmap(one, randomness="error")
+    return batching(one)
 
-    def evaluate(trained: Tensors, others: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> Tensors:
-        with _autocast(columns["x"].device, precision):
-            return {n: rows.float() for n, rows in batched(trained, others, columns, noise, received).items()}
 
-    return evaluate
+def _in_float32(losses: Losses) -> tuple[Tensor, Tensors]:
+    return losses.total.float(), {name: term.float() for name, term in losses.terms.items()}
 
 
 Evaluate = Callable[[Tensors, Tensor, Tensor, Tensors, Tensors], tuple[Tensor, Tensor]]
 
 
-def evaluation(
-    stack: Stack, phase: Phase, context: Callable[[], RoundContext], precision: Precision, compiled: bool
-) -> Evaluate:
+def evaluation(stack: Stack, phase: Phase, batching: Batching) -> Evaluate:
     """(weights, rows, mask, noise, received) -> losses (silos, batch), and the mean of each term (terms, silos)."""
-    batched = batched_losses(stack.model, phase, context, precision)
+    batched = batched_losses(batching, phase)
     decode = stack.table.records.modality.decode  # asked for here: a compiler does not follow how it is found
 
     def evaluate(
@@ -122,18 +129,7 @@ def evaluation(
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return losses, (values * mask).sum(dim=-1) / mask.sum(dim=-1)
 
-    return torch_compiled(evaluate) if compiled else evaluate
-
-
-def torch_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, compiled when it is first called."""
-    fast = torch.compile(function, dynamic=False)
-
-    def quick(*arguments: P.args, **named: P.kwargs) -> R:
-        with many_programs():
-            return fast(*arguments, **named)
-
-    return quick
+    return batching.quickened(evaluate)
 
 
 def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

@@ -11,14 +11,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedloom.engines.fused_batches import gathered
+from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.fused_step import WatchedContext, batched_losses, matrix_precision
+from fedloom.engines.fused_step import Batching, WatchedContext, batched_losses, matrix_precision
 from fedloom.engines.optimizers import gradients_of_mean
-from fedloom.engines.training import parameters_of
+from fedloom.engines.private_training import parameters_of
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -32,6 +33,8 @@ class UnsupportedError(FedloomError):
 @dataclass(frozen=True, eq=False)
 class PhaseTrial:
     """What a trial of one phase showed."""
+
+    __repr__ = in_outline
 
     terms: tuple[str, ...]
     gradients: Tensors  # of one silo, by parameter: their strides are how the weights should lie
@@ -60,7 +63,7 @@ def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
     trained = list(parameters_of(phase, stack.model))
     leaves = {name: state[name].requires_grad_() for name in trained}
     context = WatchedContext(RoundContext(1, stack.kind.rounds, ()))
-    evaluate = batched_losses(stack.model, phase, lambda: cast("RoundContext", context), "float32")
+    evaluate = batched_losses(Batching(stack.model, lambda: cast("RoundContext", context), "float32"), phase)
     with _culprit_named(stack.model):
         values, terms = evaluate(state, columns, noise, state)
         gradients = gradients_of_mean(values, columns["mask"], list(leaves.values()))

@@ -169,7 +169,11 @@ def adam_of_stack(
     betas: tuple[float, float],
     weight_decay: float = 0.0,
 ) -> None:
-    """Adam in place, with one count of steps for each silo or for all: compiled, a single pass over the memory."""
+    """Adam in place, with one count of steps for each silo or for all: compiled, a single pass over the memory.
+
+    Torch's own wants a list of tensors with a count each, and no compiler sees into its kernel. Where the counts of
+    silos differ, a stack would fall into as many tensors; this formula takes it whole.
+    """
     counts += 1
     correction_first, correction_second = 1 - betas[0] ** counts, 1 - betas[1] ** counts
     for parameter, gradient, m, v in zip(parameters, gradients, first, second, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import cast
@@ -13,20 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.engines.base import Task
+from fedloom.engines.batches import crew_of_one, objective_noise
+from fedloom.engines.local_state import LocalState
 from fedloom.engines.optimizers import LocalOptimizer
+from fedloom.engines.poisson_batches import NOISE, PoissonBatches, Sampling, sampling_of
 from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Batch, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns, columns_of
+from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD, ClippedSum, total_of
 from fedloom.privacy.gradient_forms import Form, Whole
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.per_example import Watch, layers_suffice, watched_gradients
-from fedloom.privacy.sampling import Pass, capacity, passes, subject_passes
+from fedloom.privacy.sampling import in_eights
 from fedloom.privacy.separation import require_same_alone, require_separate_examples
-from fedloom.privacy.silo_privacy import unit_numbers
+from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -53,10 +57,24 @@ class Learner:
 class _Look:
     """How the records of a step are looked at."""
 
+    __repr__ = in_outline
+
     learner: Learner
     model: nn.Module
     bound: Tensor
     quick: bool  # by what layers have at hand
+
+
+def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a phase trains, by their names in the model."""
+    prefixes = tuple(f"{block}." for block in phase.trains)
+    return {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)}
+
+
+def learners_of(phases: Sequence[Phase], model: nn.Module, state: LocalState) -> list[Learner]:
+    """The phases at work on a model, whose weights are the state's."""
+    found = zip(phases, state.optimizers, strict=True)
+    return [Learner(phase, parameters_of(phase, model), optimizer) for phase, optimizer in found]
 
 
 PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -66,84 +84,88 @@ PlainStep = Callable[[Learner, Batch, Mapping[str, Tensor]], dict[str, Tensor]]
 class PrivateTraining:
     """One silo's round under DP-SGD."""
 
+    __repr__ = in_outline
+
     mechanism: DPSGD
     silo: Silo
     task: Task
     streams: Streams
     randomness: Randomness  # of coins, noise, and what objectives draw for records
     batch_size: int
-    bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on
+    bounds: Tensors  # phase -> the clip bound of its next step; the steps move it on in place
     made_up: Records  # a few rows to try phases on
     sealed: bool = False  # that records fail stays inside
+    classes: int = 0  # that the method learns; 0: it does not look at labels
 
     def steps(
         self, count: int, model: nn.Module, learners: list[Learner], received: Tensors, plain_step: PlainStep
     ) -> Iterator[dict[str, Tensor]]:
-        """``count`` steps, each with the mean terms of all its phases.
-
-        Every phase that touches records draws a batch of its own: two sums over one sample would cost more than they
-        are accounted for. The others see as many rows in every step, whoever was drawn.
-        """
+        """``count`` steps, each with the mean terms of all its phases."""
         private = [learner for learner in learners if learner.phase.touches_records]
         quick = [watched_trial(model, each.phase, each.parameters, self.made_up, self.streams)[1] for each in private]
         device = next(model.parameters()).device  # what is drawn on the host moves there; generators do not
-        window = max(1, COINS_AT_ONCE // max(1, len(private) * len(self._sizes)))
-        for first in range(0, count, window):
-            steps = torch.arange(first, min(first + window, count))
-            drawn = [self._drawn(steps * len(private) + number) for number in range(len(private))]
-            batches = iter(drawn)
-            rows = [
-                max(sum(len(each.index) for each in batch) for batch in next(batches))
-                if learner.phase.touches_records
-                else self.batch_size
-                for learner in learners
-            ]
-            noises = [self._noise(learner.phase, steps, n) for learner, n in zip(learners, rows, strict=True)]
-            for position, step in enumerate(steps.tolist()):
-                terms: dict[str, Tensor] = {}
-                for learner, noise in zip(learners, noises, strict=True):
-                    own = {name: tensor[position].to(device) for name, tensor in noise.items()}
-                    if learner.phase.touches_records:
-                        number = private.index(learner)
-                        noise_key = NoiseKey(self.task.silo, self.task.context.round, step * len(private) + number)
-                        batch = drawn[number][position]
-                        found = self._private_step(learner, model, received, batch, own, noise_key, quick[number])
-                    else:
-                        found = plain_step(learner, public_batch(self.silo, self.batch_size).to(device), own)
-                    terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
-                yield terms
+        longest = max(1, COINS_AT_ONCE // max(1, len(private) * self._sampling.units))
+        windows = self._batches([learner.phase for learner in learners], count).windows(longest)
+        inputs = (window.step(number) for window in windows for number in range(len(window)))
+        for step, phases in enumerate(inputs):
+            terms: dict[str, Tensor] = {}
+            for learner, passes in zip(learners, phases, strict=True):
+                own = [{name: tensor[0] for name, tensor in each.items()} for each in passes]
+                if learner.phase.touches_records:
+                    number = private.index(learner)
+                    noise_key = NoiseKey(self.task.silo, self.task.context.round, step * len(private) + number)
+                    found = self._private_step(learner, model, received, own, noise_key, quick[number])
+                else:
+                    noise = {name: tensor.to(device) for name, tensor in under(NOISE, own[0]).items()}
+                    found = plain_step(learner, public_batch(self.silo, self.batch_size).to(device), noise)
+                terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
+            yield terms
+
+    def _batches(self, phases: Sequence[Phase], count: int) -> PoissonBatches:
+        crew = crew_of_one(phases, self.batch_size, self.task, count, self._sampling.units, self.streams.seed)
+        return PoissonBatches(crew, [self._sampling], lambda _: self.randomness, in_eights(self._sampling.rows))
+
+    @cached_property
+    def _sampling(self) -> Sampling:
+        return sampling_of(self.silo, self.mechanism.unit, self.mechanism.rate)
 
     def _private_step(
         self,
         learner: Learner,
         model: nn.Module,
         received: Tensors,
-        drawn: list[Pass],
-        noise: Mapping[str, Tensor],
+        passes: Sequence[Tensors],
         noise_key: NoiseKey,
         quick: bool,
     ) -> dict[str, Tensor]:
-        phase, mechanism = learner.phase, self.mechanism
-        device = next(model.parameters()).device
-        bound = self.bounds.setdefault(phase.name, mechanism.clipping.start().to(device))
+        mechanism, bound = self.mechanism, self.bounds[learner.phase.name]
         sums: list[ClippedSum] = []
         terms: Tensors = {}
-        before = 0  # the noise of an example depends on how many were drawn before it, not on passes and padding
-        for each in drawn:
-            batch = batch_of(self.silo.train, each.index, each.mask).to(device)
-            part = {name: tensor[before : before + len(each.index)] for name, tensor in noise.items()}
-            before += int(each.mask.sum())
+        for each in passes:
+            batch = self._possible(batch_of(self.silo.train, each["index"], each["mask"])).to(bound.device)
+            noise = {name: tensor.to(bound.device) for name, tensor in under(NOISE, each).items()}
             total, found = self._clipped(
-                _Look(learner, model, bound, quick), Step(batch, part, received, self.task.context)
+                _Look(learner, model, bound, quick), Step(batch, noise, received, self.task.context)
             )
             sums.append(total)
             for name, term in found.items():
                 terms[name] = terms.get(name, torch.zeros(())) + term
         secret = mechanism.draw(learner.parameters, self.randomness, noise_key)
         gradients, following = mechanism.release(total_of(sums), secret)
-        self.bounds[phase.name] = following
+        bound.copy_(following)
         learner.step(gradients[name] for name in learner.parameters)
-        return {name: total / max(before, 1) for name, total in terms.items()}
+        rows = sum(int(each["mask"].sum()) for each in passes)
+        return {name: total / max(rows, 1) for name, total in terms.items()}
+
+    def _possible(self, batch: Batch) -> Batch:
+        """A batch without the rows whose class there is not: they count for nothing, like all that cannot be computed.
+
+        That is found here, on the host: a GPU that looks up such a class fails for good.
+        """
+        if not (self.sealed and self.classes):
+            return batch
+        possible = (batch.y >= 0) & (batch.y < self.classes)
+        return replace(batch, y=torch.where(possible, batch.y, 0), mask=batch.mask * possible)
 
     def _clipped(self, look: _Look, step: Step) -> tuple[ClippedSum, Tensors]:
         """The clipped sum of a pass, and the sum of each term; a unit that cannot be computed counts for nothing.
@@ -160,7 +182,7 @@ class PrivateTraining:
         batch = step.batch
         whose = (
             torch.arange(len(batch.x), device=batch.x.device)
-            if self._subject is None
+            if self._sampling.subject is None
             else cast("Tensor", batch.subject)
         )
         nothing = {name: torch.zeros_like(parameter) for name, parameter in look.learner.parameters.items()}
@@ -195,53 +217,6 @@ class PrivateTraining:
         weights = {n: p.detach() for n, p in look.learner.parameters.items() if self.mechanism.is_private(n)}
         found = Lending(look.model, look.learner.phase.objective).gradients(weights, {}, step)
         return {name: Whole(rows) for name, rows in found.items()}
-
-    @cached_property
-    def _subject(self) -> Tensor | None:
-        return unit_numbers(self.silo, self.mechanism.unit)
-
-    @cached_property
-    def _sizes(self) -> Tensor:
-        """How many records each unit has."""
-        return unit_sizes(self.silo, self._subject)
-
-    def _drawn(self, moments: Tensor) -> list[list[Pass]]:
-        """The batches of these moments, whole."""
-        silo, round = self.task.silo, self.task.context.round
-        chosen = self.randomness.coins(len(self._sizes), silo, round, moments) < self.mechanism.rate
-        rows = capacity(self._sizes, self.mechanism.rate)
-        return [batch_passes(torch.nonzero(each).flatten(), self._subject, rows) for each in chosen]
-
-    def _noise(self, phase: Phase, steps: Tensor, rows: int) -> dict[str, Tensor]:
-        """The noise of ``rows`` examples in each of the steps.
-
-        Its rows go to the examples as they were drawn, so one record more shifts those of the others: whoever knew them
-        would see the sum move by more than one clipped gradient.
-        """
-        source = self.randomness if phase.touches_records else StreamNoise(self.streams)
-        return objective_noise(source, phase, rows, self.task.silo, self.task.context.round, steps)
-
-
-def unit_sizes(silo: Silo, subject: Tensor | None) -> Tensor:
-    """How many records each unit of a silo has; ``subject`` numbers them, None where each record is one."""
-    return torch.ones(len(silo), dtype=torch.int64) if subject is None else torch.bincount(subject)
-
-
-def batch_passes(chosen: Tensor, subject: Tensor | None, rows: int) -> list[Pass]:
-    """All records of the chosen units."""
-    return passes(chosen, rows) if subject is None else subject_passes(chosen, subject, rows)
-
-
-def objective_noise(
-    source: Randomness, phase: Phase, rows: int, silo: int, round: int, steps: Tensor
-) -> dict[str, Tensor]:
-    """The noise that ``rows`` examples need in each of the steps, (steps, rows, ...)."""
-    return {
-        name: source.examples(f"noise/{phase.name}/{name}", rows, math.prod(shape), silo, round, steps).reshape(
-            len(steps), rows, *shape
-        )
-        for name, shape in phase.objective.noise.items()
-    }
 
 
 def public_batch(silo: Silo, rows: int) -> Batch:

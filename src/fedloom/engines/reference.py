@@ -35,8 +35,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import DistillationJob, Distilled
-from fedloom.sharing.codec import BLOCKS, PAYLOADS, RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
-from fedloom.sharing.plan import BlockKey
+from fedloom.sharing.codec import RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
 
 _trainer: Trainer  # in a worker process: set once, before any task
 
@@ -171,17 +170,16 @@ def _train_in_worker(task: Task, data: bytes) -> tuple[Result, bytes]:
     tensors = unpacked(data, "a task")
     given = replace(task, received=under(RECEIVED, tensors), state=SiloState(under(STATE, tensors)))
     result = _trainer.train(given)
-    update = result.update
-    tensors = flat(BLOCKS, update.blocks) | flat(PAYLOADS, update.payloads) | placed(STATE, result.state.tensors)
-    return replace(result, update=replace(update, blocks={}, payloads={}), state=SiloState()), packed(tensors)
+    tensors = flat("", result.update.parts) | placed(STATE, result.state.tensors)
+    return replace(result, update=result.update.holding({}), state=SiloState()), packed(tensors)
 
 
 def _unpacked(result: Result, data: bytes) -> Result:
     tensors = unpacked(data, "a result")
-    blocks, payloads = parts(BLOCKS, tensors, BlockKey.of), parts(PAYLOADS, tensors, str)
+    left = {name: tensor for name, tensor in tensors.items() if not name.startswith(STATE)}
     return replace(
         result,
-        update=replace(result.update, blocks=blocks, payloads=payloads),
+        update=result.update.holding(parts("", left, str)),
         state=SiloState(under(STATE, tensors)),
         egress=replace(result.egress, sha256=sha256(data).hexdigest()),
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,23 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
-from fedloom.engines.optimizers import LocalOptimizer, gradients_of_mean
-from fedloom.engines.private_training import Learner, PrivateTraining, check_private, made_up_records, objective_noise
+from fedloom.engines.base import Result, Task, participants_of, site_of
+from fedloom.engines.batches import EpochBatches, crew_of_one
+from fedloom.engines.local_state import LocalState
+from fedloom.engines.optimizers import gradients_of_mean
+from fedloom.engines.private_training import (
+    Learner,
+    PrivateTraining,
+    check_private,
+    learners_of,
+    made_up_records,
+    parameters_of,
+)
 from fedloom.errors import FedloomError
 from fedloom.federation.records import Batch, Federation, Records, Silo, batch_of
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, Phase, fresh_blocks, some_model
+from fedloom.methods.base import Method, Phase, some_model
 from fedloom.objectives.base import Step
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.payload_sums import Query, SumNoise
 from fedloom.privacy.silo_privacy import SiloPrivacy, unit_numbers
-from fedloom.sharing.codec import under
 from fedloom.sharing.plan import Down, Tensors
-from fedloom.sharing.update import Update, pass_egress
+from fedloom.sharing.update import EgressRecord, Update, pass_egress
 from fedloom.streams import Streams
 
-MODEL, OPTIMIZER, BOUND = "model/", "optimizer/", "clip-bound/"
 HOST = torch.device("cpu")
 PRETRAINING_ROUND = 0  # whose coins and noise no round has
 
@@ -87,42 +93,58 @@ class Trainer:
     def train(self, task: Task) -> Result:
         """One silo's round: load what came down, train, keep what stays, send what is declared."""
         start = time.perf_counter()
-        silo, site = self.federation.silos[task.silo], site_of(self.federation, task.silo)
-        plan = self.method.plan
-        model = self._model(site)
-        model.load_state_dict(self._starting_weights(task, model))
-        model.to(self.device)
+        model = self._model(site_of(self.federation, task.silo)).to(self.device)
+        state = self._begun(task, model)
         received = {name: tensor.to(self.device, copy=True) for name, tensor in task.received.items()}
-        learners = [self._learner(phase, model, task.context, task.state) for phase in self.method.phases]
-        bounds = {name: bound.to(self.device) for name, bound in _under(BOUND, task.state.tensors).items()}
-        self._pretrain(silo, task, model, received, bounds)
+        learners = learners_of(self.method.phases, model, state)
+        bounds = {phase: bound[0] for phase, bound in state.bounds.items()}
+        self._pretrain(task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
         steps = 0
-        for terms in self._steps(silo, task, model, learners, received, bounds):
+        for terms in self._steps(task, model, learners, received, bounds):
             for name, value in terms.items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
             steps += 1
 
-        model.load_state_dict(self.method.settle(_under("", model.state_dict())))
-        state = model.cpu().state_dict()
-        parts = plan.split(state, site)
-        update = Update(
-            silo=silo.name,
-            round=task.context.round,
-            blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
-            counts=self.counts(task.silo),
-            payloads={} if task.step_limit is not None else self.payloads(task.silo, state, task.context, task.secret),
+        model.load_state_dict(self.method.settle({name: w.clone() for name, w in model.state_dict().items()}))
+        update, egress = self.sent(
+            task.silo, model.cpu().state_dict(), task.context, task.secret, trial=task.step_limit is not None
         )
         return Result(
             silo=task.silo,
             update=update,
-            egress=pass_egress(update, plan, site, parts),
-            state=self._kept(task, model, learners, bounds),
+            egress=egress,
+            state=state.kept(1)[0],
             terms={name: total.item() / steps for name, total in sums.items()},
             steps=steps,
             seconds=time.perf_counter() - start,
         )
+
+    def _begun(self, task: Task, model: nn.Module) -> LocalState:
+        """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
+        state = state_of(self.method.phases, model, task)
+        for name, tensor in task.received.items():
+            state.weights[name][0] = tensor
+        kept = task.state.tensors
+        state.load(0, kept, self.method, site_of(self.federation, task.silo), self.streams)
+        state.load_bounds([kept], [task.mechanism] if task.mechanism else [])
+        return state
+
+    def sent(
+        self, silo: int, weights: Tensors, context: RoundContext, secret: Randomness | None, *, trial: bool = False
+    ) -> tuple[Update, EgressRecord]:
+        """What leaves a silo at the end of a round, through the egress guard; of a trial only its blocks."""
+        plan, site = self.method.plan, site_of(self.federation, silo)
+        parts = plan.split(weights, site)
+        update = Update(
+            silo=site.name,
+            round=context.round,
+            blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
+            counts=self.counts(silo),
+            payloads={} if trial else self.payloads(silo, weights, context, secret),
+        )
+        return update, pass_egress(update, plan, site, parts)
 
     def steps(self, silo: int) -> int:
         """How many steps a silo takes in a round: batches of its records, under DP-SGD of its units."""
@@ -137,7 +159,7 @@ class Trainer:
         return copy.deepcopy(self._templates[kind])
 
     def _steps(
-        self, silo: Silo, task: Task, model: nn.Module, learners: list[Learner], received: Tensors, bounds: Tensors
+        self, task: Task, model: nn.Module, learners: list[Learner], received: Tensors, bounds: Tensors
     ) -> Iterator[dict[str, Tensor]]:
         """The round, step by step: the mean of each term of each phase."""
 
@@ -146,6 +168,7 @@ class Trainer:
 
         if not learners:
             return
+        silo = self.federation.silos[task.silo]
         limit = self.steps(task.silo) if task.step_limit is None else task.step_limit
         if task.mechanism is not None:
             private = PrivateTraining(
@@ -158,17 +181,18 @@ class Trainer:
                 bounds,
                 self.made_up(task.silo),
                 self.sealed,
+                len(self.federation.classes) if self.method.labelled else 0,
             )
             yield from private.steps(limit, model, learners, received, plain_step)
             return
-        for batch, noises in itertools.islice(self._batches(silo, task), limit):
+        for batch, noises in self._batches(silo, task, limit):
             terms: dict[str, Tensor] = {}
             for learner, noise in zip(learners, noises, strict=True):
                 found = plain_step(learner, batch, noise)
                 terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
             yield terms
 
-    def _pretrain(self, silo: Silo, task: Task, model: nn.Module, received: Tensors, bounds: Tensors) -> None:
+    def _pretrain(self, task: Task, model: nn.Module, received: Tensors, bounds: Tensors) -> None:
         """In a silo's first round, before its other steps: private ones on what nothing comes down for."""
         if task.step_limit is not None or not self.privacy or not self.privacy[task.silo].pretrains(task.context.round):
             return
@@ -178,10 +202,9 @@ class Trainer:
             mechanism=self.privacy[task.silo].pretraining_mechanism,
             step_limit=self.config.privacy.pretraining,
         )
-        learners = [
-            self._learner(phase, model, before.context, SiloState()) for phase in pretraining_phases(self.method)
-        ]
-        for _ in self._steps(silo, before, model, learners, received, bounds):
+        phases = pretraining_phases(self.method)
+        learners = learners_of(phases, model, state_of(phases, model, before))
+        for _ in self._steps(before, model, learners, received, bounds):
             pass
 
     def _step(self, learner: Learner, model: nn.Module, step: Step) -> dict[str, Tensor]:
@@ -193,56 +216,19 @@ class Trainer:
         terms = {"loss": losses.total, **losses.terms}
         return {name: (term.detach() * step.batch.mask).sum() / rows for name, term in terms.items()}
 
-    def _batches(self, silo: Silo, task: Task) -> Iterator[tuple[Batch, list[dict[str, Tensor]]]]:
-        """Batches without end, with the noise of each phase; both are functions of (silo, round, step) alone."""
-        size, count = self.config.local.batch_size, len(silo)
-        per_epoch = math.ceil(count / size)
-        for epoch in itertools.count():
-            order = self.streams.permutation("batches", count, silo=task.silo, round=task.context.round, step=epoch)
-            steps = torch.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
-            noise = [
-                objective_noise(self.seeded, phase, min(size, count), task.silo, task.context.round, steps)
-                for phase in self.method.phases
-            ]
-            for i in range(per_epoch):
-                index = order[i * size : (i + 1) * size]
-                rows = len(index)
-                yield (
-                    batch_of(silo.train, index).to(self.device),
-                    [{name: tensor[i, :rows].to(self.device) for name, tensor in phase.items()} for phase in noise],
-                )
-
-    def _starting_weights(self, task: Task, model: nn.Module) -> Tensors:
-        """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
-        weights = dict(task.received)
-        kept = under(MODEL, task.state.tensors)
-        weights.update(kept)
-        if set(weights) < set(model.state_dict()):
-            site = site_of(self.federation, task.silo)
-            fresh = self.method.plan.join(fresh_blocks(self.method, site, self.streams), site)
-            weights = {**fresh, **weights}
-        return weights
-
-    def _learner(self, phase: Phase, model: nn.Module, context: RoundContext, state: SiloState) -> Learner:
-        """A phase with its optimiser, and its old moments where the phase keeps them."""
-        named = parameters_of(phase, model)
-        optimizer = LocalOptimizer(phase.optimizer, {n: p.detach().unsqueeze(0) for n, p in named.items()})
-        optimizer.begin(context)
-        if moments := _under(f"{OPTIMIZER}{phase.name}/", state.tensors):
-            optimizer.load(0, moments)
-        return Learner(phase, named, optimizer)
-
-    def _kept(self, task: Task, model: nn.Module, learners: list[Learner], bounds: Tensors) -> SiloState:
-        """What stays at the silo until its next round."""
-        private = tuple(f"{b}." for b, rule in self.method.plan.blocks.items() if rule.down is Down.NOTHING)
-        tensors = {MODEL + n: t.clone() for n, t in model.state_dict().items() if private and n.startswith(private)}
-        for learner in learners:
-            if learner.phase.optimizer.keep:
-                moments = learner.optimizer.kept(1)
-                tensors |= {f"{OPTIMIZER}{learner.phase.name}/{name}": t[0].clone() for name, t in moments.items()}
-        if task.mechanism is not None and task.mechanism.clipping.share:  # a bound that is searched for
-            tensors |= {BOUND + name: bound.cpu() for name, bound in bounds.items()}
-        return SiloState(tensors)
+    def _batches(self, silo: Silo, task: Task, limit: int) -> Iterator[tuple[Batch, list[Tensors]]]:
+        """Batches with the noise of each phase; both are functions of (silo, round, step) alone."""
+        phases, size = self.method.phases, min(self.config.local.batch_size, len(silo))
+        per_epoch = math.ceil(len(silo) / size)
+        for first in range(0, limit, per_epoch):  # orders and noise of one epoch at a time
+            crew = crew_of_one(phases, size, task, min(first + per_epoch, limit), len(silo), self.config.seed, first)
+            for window in EpochBatches(crew).windows(per_epoch):
+                for index, mask, noises in map(window.step, range(len(window))):
+                    rows = int(mask.sum())  # shapes need not be fixed here
+                    yield (
+                        batch_of(silo.train, index[0, :rows]).to(self.device),
+                        [{n: tensor[0, :rows].to(self.device) for n, tensor in noise.items()} for noise in noises],
+                    )
 
     def check_privacy(self) -> None:
         """Refuse what DP-SGD cannot guard, before anything is trained."""
@@ -289,6 +275,15 @@ class Trainer:
 
         A subject with records of several groups counts in each of them.
         """
+        if silo not in self._counted:
+            self._counted[silo] = self._count(silo)
+        return self._counted[silo]
+
+    @cached_property
+    def _counted(self) -> dict[int, dict[str, float]]:
+        return {}
+
+    def _count(self, silo: int) -> dict[str, float]:
         owner = self.federation.silos[silo]
         subject = unit_numbers(owner, self.privacy[silo].settings.unit) if self.privacy else None
 
@@ -301,9 +296,13 @@ class Trainer:
         }
 
 
-def _under(prefix: str, tensors: Tensors) -> Tensors:
-    """Copies of what lies under a prefix."""
-    return {name: tensor.clone() for name, tensor in under(prefix, tensors).items()}
+def state_of(phases: Sequence[Phase], model: nn.Module, task: Task) -> LocalState:
+    """The weights of a silo's model as a stack of one, with optimisers that have not seen a step."""
+    weights = {name: tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
+    trained = [parameters_of(phase, model) for phase in phases]
+    state = LocalState(phases, weights, trained, task.received, task.mechanism)
+    state.begin(task.context)
+    return state
 
 
 def pretraining_phases(method: Method) -> list[Phase]:
@@ -311,9 +310,3 @@ def pretraining_phases(method: Method) -> list[Phase]:
     own = {block for block, rule in method.plan.blocks.items() if rule.down is Down.NOTHING}
     found = [replace(phase, trains=tuple(b for b in phase.trains if b in own)) for phase in method.phases]
     return [phase for phase in found if phase.trains]
-
-
-def parameters_of(phase: Phase, model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a phase trains, by their names in the model."""
-    prefixes = tuple(f"{block}." for block in phase.trains)
-    return {name: parameter for name, parameter in model.named_parameters() if name.startswith(prefixes)}

@@ -26,6 +26,7 @@ from fedloom.evaluation.attacks import Target, TrainingRecords, targets_of, trai
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.neighbours import nearest
 from fedloom.federation.records import Canaries, Records
+from fedloom.outline import in_outline
 from fedloom.privacy.accounting import default_delta
 from fedloom.privacy.audits import (
     CONFIDENCE,
@@ -71,6 +72,8 @@ class Effort:
 @dataclass(frozen=True, eq=False)
 class Pictures:
     """Some outliers, what a generator makes of each, and the typical training record nearest to that."""
+
+    __repr__ = in_outline
 
     outliers: Tensor
     outputs: Tensor

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedloom.errors import DataError
 from fedloom.evaluation.probe import sklearn
+from fedloom.outline import in_outline
 
 STRENGTH = 10.0  # inverse weight of the L2 penalty, for vectors of length 1
 ITERATIONS = 2000
@@ -19,6 +20,8 @@ ITERATIONS = 2000
 @dataclass(frozen=True, eq=False)
 class Head:
     """The logit of every class; minus infinity where a class was never seen."""
+
+    __repr__ = in_outline
 
     weight: Tensor  # (classes, width)
     bias: Tensor

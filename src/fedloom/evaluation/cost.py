@@ -75,7 +75,7 @@ METRIC = Metric(
     "cost",
     cost,
     tuple(
-        Reading(f"cost/{name}", title, counts="rounds")
+        Reading(f"cost/{name}", title, counts="rounds", of_records=False)
         for name, title in {
             "bytes-up": "Bytes that left the silos",
             "bytes-down": "Bytes that went to the silos",

@@ -25,6 +25,7 @@ from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.federation.rounds import Site
 from fedloom.methods.generator import Generator
 from fedloom.models.vae import VAE
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import Tensors
 from fedloom.streams import Streams
 
@@ -135,6 +136,8 @@ class Autoencoder:
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """A run at one moment, and all that is derived from it; nothing is computed before a metric asks for it."""
+
+    __repr__ = in_outline
 
     real: Real
     generator: Generator

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.errors import DataError, FedloomWarning
 from fedloom.evaluation.metric import FEW, Metric, Reading, Values
 from fedloom.evaluation.needs import FEATURES, SAMPLES
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class Moments:
     """Mean and unbiased covariance of features, and from how many of them."""
+
+    __repr__ = in_outline
 
     mean: Tensor  # (d,) float64
     covariance: Tensor  # (d, d) float64

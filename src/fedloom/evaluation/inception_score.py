@@ -54,6 +54,6 @@ def backbone_score(evaluation: Evaluation) -> Values:
 METRIC = Metric(
     "inception-score",
     backbone_score,
-    (Reading("inception-score/*", "Inception score", better="higher", fewest=FEW),),
+    (Reading("inception-score/*", "Inception score", better="higher", fewest=FEW, of_records=False),),
     needs=(SAMPLES, FEATURES, CLASS_SCORES),
 )

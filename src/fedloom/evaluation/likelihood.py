@@ -24,6 +24,7 @@ from fedloom.evaluation.needs import AUTOENCODER, SILO_RECORDS
 from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian, kl_to_unit
 from fedloom.models.vae import VAE, HierarchicalVAE
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 from fedloom.streams import Streams
 
@@ -38,6 +39,8 @@ Noise = Callable[[str, int], Tensor]  # (name of a latent, its width) -> standar
 @dataclass(frozen=True, eq=False)
 class Likelihoods:
     """One value per image."""
+
+    __repr__ = in_outline
 
     reconstruction: Tensor  # nats, lower is better
     elbo: Tensor  # nats, higher is better

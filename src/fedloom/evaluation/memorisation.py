@@ -11,6 +11,7 @@ from fedloom.errors import DataError
 from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.evaluation.needs import SAMPLES, SILO_RECORDS
 from fedloom.evaluation.neighbours import nearest
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class Memorisation:
     """The nearest training record, by distance and index, of every sample and every held-out record."""
+
+    __repr__ = in_outline
 
     sample_distances: Tensor  # (n,) float64
     sample_neighbours: Tensor  # (n,) int64 index into the training records

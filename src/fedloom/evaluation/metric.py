@@ -10,12 +10,13 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Literal
 
 from fedloom.registry import Registry, values_in
-from fedloom.runs.metrics import family_of, of_whom, sample_count, split_key
+from fedloom.runs.metrics import TRAINING, family_of, is_metric, of_whom, sample_count, split_key
 
 if TYPE_CHECKING:
     from fedloom.evaluation.evidence import Evaluation, Real
 
 FEW = 100  # samples: a rate from fewer is off by ten points easily
+ACCOUNT = "privacy/"  # what was spent: it follows from settings
 Values = dict[str, float]  # by full key
 
 
@@ -37,6 +38,7 @@ class Reading:
     better: Literal["higher", "lower"] | None = None  # None: neither, so no value wins
     counts: str = "samples"  # what the n of its keys counts, in the plural with s
     fewest: int = 0  # of them; from fewer it says little, and a report warns
+    of_records: bool = True  # computed from records, held-out ones too: outside a privacy guarantee
 
     def variant(self, family: str) -> str | None:
         """What * stands for in a key without count and owner; None where the key is of another kind.
@@ -94,6 +96,14 @@ def reading_of(key: str) -> Reading | None:
     family = family_of(key)
     known = [reading for reading in _readings() if reading.variant(family) is not None]
     return max(known, key=lambda reading: len(reading.keys), default=None)  # the one that says most
+
+
+def is_of_records(key: str) -> bool:
+    """Whether a number was computed from records, which no privacy guarantee covers; of an unknown metric it was."""
+    if key.startswith(TRAINING):
+        return True
+    reading = reading_of(key)
+    return is_metric(key) and not key.startswith(ACCOUNT) and (reading is None or reading.of_records)
 
 
 def metric_title(key: str) -> str:

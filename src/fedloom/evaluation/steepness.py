@@ -53,7 +53,7 @@ METRIC = Metric(
     "lipschitz",
     lipschitz,
     (
-        Reading("lipschitz/certified", "Steepest that the decoder can be", counts="decoders"),
-        Reading("lipschitz/sampled-max", "Steepest that the decoder was met", counts="latents"),
+        Reading("lipschitz/certified", "Steepest that the decoder can be", counts="decoders", of_records=False),
+        Reading("lipschitz/sampled-max", "Steepest that the decoder was met", counts="latents", of_records=False),
     ),
 )

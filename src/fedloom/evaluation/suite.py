@@ -76,5 +76,8 @@ class Evaluator:
         egress: Sequence[Mapping[str, Any]] = (),
     ) -> Values:
         """Every configured metric by its full key."""
-        measured = self.measure(self.evaluation(generator, silos, rounds, egress))
-        return {key: value for _, values, _ in measured for key, value in values.items()}
+        return self.values(self.evaluation(generator, silos, rounds, egress))
+
+    def values(self, evaluation: Evaluation) -> Values:
+        """Every configured metric of a run at one moment."""
+        return {key: value for _, values, _ in self.measure(evaluation) for key, value in values.items()}

@@ -12,12 +12,15 @@ from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.evaluation.needs import EVERY_LABEL, SAMPLES, TOLD_CLASSES
 from fedloom.evaluation.probe import predict
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
     """Features or pixels with their class and group."""
+
+    __repr__ = in_outline
 
     x: Tensor
     y: Tensor

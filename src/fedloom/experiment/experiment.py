@@ -16,10 +16,13 @@ from fedloom.engines.base import Engine, check_merge, initial_state, participant
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.choice import device_of
 from fedloom.engines.distributed import of_sums
+from fedloom.engines.domain import check_domain
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
+from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.origin import check_origin, check_records, origin_of
 from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation
@@ -30,6 +33,7 @@ from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
 from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledgers import ledger_complaint
 from fedloom.runs.trackers import check_trackers
 from fedloom.settings import parse
 from fedloom.streams import Streams
@@ -60,6 +64,7 @@ class Experiment:
         if method.labelled:
             federation.require_labels(method.name)
         check_merge(method, federation)
+        check_domain(method, federation)
         return cls(config, federation, method)
 
     @cached_property
@@ -87,22 +92,27 @@ class Experiment:
 
     def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
+        self.config.privacy.check_mechanism()
         check_trackers(self.config)
         evaluator = self._evaluator()  # complains before the folder exists
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
-        folder = RunFolder.create(Path(out), self.config)
+        folder = RunFolder.create(Path(out), self.config, origin_of(self.config, self.federation))
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
+        check_records(folder, self.federation)
         evaluator = self._evaluator()
-        state = initial_state(self.method, self.federation, self.config)
+        state, facts = initial_state(self.method, self.federation, self.config), dict[str, Any]()
         if folder.rounds_done:
             checkpoint = load_checkpoint(folder.path)
             self._check_same_experiment(folder, checkpoint)
-            state = restored(checkpoint, self.federation)
+            state, facts = restored(checkpoint, self.federation), checkpoint.facts
+        # Not only read: a charge that was cut off is ended by whoever goes on.
+        if self.trainer.privacy and (complaint := ledger_complaint(folder, facts, read_only=False)):
+            raise RunFolderError(f"{folder.path}: {complaint}")
         folder.rewind(state.round)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
@@ -123,8 +133,7 @@ class Experiment:
     def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("config") != self.config.digest():
             raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
-        if checkpoint.facts.get("federation") != self.federation.digest:
-            raise RunFolderError(f"{folder.path}: the data have changed since its checkpoints were made")
+        check_records(folder, self.federation, checkpoint)
 
 
 def torch_device(name: str) -> torch.device:
@@ -176,11 +185,11 @@ class Run:
 
         ``settings`` replace the run's own; ``federation`` is needed where the run was given one in memory.
         """
+        check_origin(self.folder, federation)
         config = self.config if settings is None else replace(self.config, evaluation=settings)
         checkpoint = load_checkpoint(self.folder.path, round_number)
         experiment = Experiment.of(config, federation)
-        if checkpoint.facts.get("federation") != experiment.federation.digest:
-            raise RunFolderError(f"{self.folder.path}: the data have changed since its checkpoints were made")
+        check_records(self.folder, experiment.federation, checkpoint)
         evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
         state = restored(checkpoint, experiment.federation)
         generator = Generator(
@@ -217,6 +226,8 @@ class Run:
             found |= values
             if progress is not None:
                 progress(name, seconds)
+        if number == self.folder.rounds_done:
+            self.folder.record_judgement(judge(evaluation, number))
         return found
 
 
@@ -235,6 +246,7 @@ def resume(
 ) -> Run:
     """Go on with a run from its newest checkpoint; ``engine`` changes settings of that section, such as the device."""
     folder = RunFolder.open(Path(out))
+    check_origin(folder, federation)
     config = folder.config
     if engine:
         config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))

@@ -13,6 +13,7 @@ from fedloom.engines.base import NO_SECRETS, Engine, FederationState, Job, Outco
 from fedloom.engines.charging import Charging, noise_source
 from fedloom.engines.choice import make_engine
 from fedloom.errors import RunFolderError
+from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.states import KeptModels, checkpoint_of
 from fedloom.federation.rounds import RoundContext
@@ -21,8 +22,9 @@ from fedloom.runs.checkpoint import save_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
 from fedloom.runs.images import save_shown
+from fedloom.runs.ledgers import LEDGER
 from fedloom.runs.stacks import Overflow
-from fedloom.runs.trackers import open_trackers
+from fedloom.runs.trackers import Tracker, open_trackers
 from fedloom.sharing.update import DivergedError
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class RunLoop:
         trackers = open_trackers(config, folder.path, state.round)
         charging = Charging(trainer, folder.ledger, self._secret()) if trainer.privacy else None
         overflow = Overflow(folder.overflow, int(config.engine.state_memory * 1e6))
-        noted = self._note(engine)
+        noted = self._note(engine, charging)
         try:
             for kept in state.silos.values():
                 overflow.admit(kept)
@@ -98,26 +100,16 @@ class RunLoop:
                 state, report, training = yield Job(state, context, on_silo, secrets)
                 changed = engine.choice() != noted
                 if changed:  # memory ran out: known before anything of this round is, for who resumes
-                    noted = self._note(engine)
+                    noted = self._note(engine, charging)
                     if charging is not None:
                         charging.noise_changed(context.round, noise_source(noted))
-                start = time.perf_counter() - before - training  # other runs' work in between is not counted
-                row, egress = _row(report), [record.to_mapping() for record in report.egress]
-                row["seconds"] = time.perf_counter() - start
-                if charging is not None:
-                    row |= charging.metrics()
-                metrics = self._evaluate(state, row, egress)
-                row["seconds"] = time.perf_counter() - start
-                folder.record_round(row | metrics, egress)
-                for tracker in trackers:
-                    tracker.record(state.round, row | metrics)
+                # Other runs' work in between is not counted.
+                metrics = self._logged(state, report, charging, trackers, before + training)
                 if reason := ailment(folder.metrics(), config.rounds):
                     folder.end("diverged", state.round, reason)
                     return
-                due = state.round % config.engine.checkpoint_every == 0 or state.round == config.rounds
-                if due or changed:  # rounds up to here would not be done again as they were
-                    made = checkpoint_of(config, experiment.federation, state, report.context.participants)
-                    save_checkpoint(folder.path, made, config.engine.keep_checkpoints)
+                if changed or self._is_due(state.round):  # rounds up to a change would not be done again as they were
+                    self._keep(state, report, charging)
                 observer.round_done(report, metrics)
             folder.end("finished", state.round)
         except DivergedError as error:
@@ -132,14 +124,48 @@ class RunLoop:
             for tracker in trackers:
                 tracker.close()
 
+    def _logged(
+        self,
+        state: FederationState,
+        report: RoundReport,
+        charging: Charging | None,
+        trackers: Sequence[Tracker],
+        spent: float,
+    ) -> dict[str, float]:
+        """Measure a round that took so many seconds, and log it; returns its metrics."""
+        start = time.perf_counter() - spent
+        row, egress = _row(report), [record.to_mapping() for record in report.egress]
+        row["seconds"] = time.perf_counter() - start
+        if charging is not None:
+            row |= charging.metrics()
+        metrics = self._evaluate(state, row, egress)
+        row["seconds"] = time.perf_counter() - start
+        self.folder.record_round(row | metrics, egress)
+        for tracker in trackers:
+            tracker.record(state.round, row | metrics)
+        return metrics
+
+    def _is_due(self, round: int) -> bool:
+        """Whether a round is one of those that are kept."""
+        config = self.experiment.config
+        return round % config.engine.checkpoint_every == 0 or round == config.rounds
+
+    def _keep(self, state: FederationState, report: RoundReport, charging: Charging | None) -> None:
+        """A checkpoint, with how far the ledger has come."""
+        config, chosen = self.experiment.config, report.context.participants
+        charges = charging.chain() if charging is not None else None
+        made = checkpoint_of(config, self.experiment.federation, state, chosen, charges)
+        save_checkpoint(self.folder.path, made, config.engine.keep_checkpoints)
+
     def _secret(self) -> bytes | None:
         """Of the run's noise; None where it is to come from the seed."""
         return None if self.experiment.config.privacy.noise == "test" else self.folder.secret()
 
-    def _note(self, engine: Engine) -> dict[str, Any]:
-        """Write down what the engine has chosen."""
+    def _note(self, engine: Engine, charging: Charging | None) -> dict[str, Any]:
+        """Write down what the engine has chosen, and which ledger will be charged: before it is."""
         choice = engine.choice()
-        self.folder.note({"engine": engine.describe(), "engine_choice": choice})
+        facts = {"engine": engine.describe(), "engine_choice": choice}
+        self.folder.note(facts | ({LEDGER: charging.chain().ledger} if charging is not None else {}))
         return choice
 
     def _evaluate(self, state: FederationState, row: dict[str, Any], egress: list[dict[str, Any]]) -> dict[str, float]:
@@ -157,7 +183,11 @@ class RunLoop:
                 images = generator.sample(GRID, group=group, seed=config.seed, pathway=way, device=device)
                 save_shown(images, samples / file_name(group), kind=kind)
         rounds, left = [*folder.metrics(), row], [*folder.egress(), *egress]
-        return self.evaluator.evaluate(generator, KeptModels(state, federation), rounds, left)
+        evaluation = self.evaluator.evaluation(generator, KeptModels(state, federation), rounds, left)
+        metrics = self.evaluator.values(evaluation)
+        if state.round == config.rounds:
+            folder.record_judgement(judge(evaluation, state.round))
+        return metrics
 
 
 def run_together(

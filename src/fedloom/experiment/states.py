@@ -6,18 +6,24 @@ from collections.abc import Iterator, Mapping
 
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, SiloState
-from fedloom.engines.training import MODEL
+from fedloom.engines.local_state import MODEL
 from fedloom.federation.records import Federation
 from fedloom.methods.steps import ServerState
+from fedloom.privacy.accounts import Chain
 from fedloom.runs.checkpoint import Checkpoint
+from fedloom.runs.ledgers import ledger_facts
 from fedloom.sharing.codec import AVERAGES, BLOCKS, MEMORY, flat, parts, placed, under
 from fedloom.sharing.plan import BlockKey, Tensors
 
 
 def checkpoint_of(
-    config: Config, federation: Federation, state: FederationState, chosen: tuple[int, ...]
+    config: Config,
+    federation: Federation,
+    state: FederationState,
+    chosen: tuple[int, ...],
+    charges: Chain | None = None,
 ) -> Checkpoint:
-    """What is kept of a state after a round in which these silos took part."""
+    """What is kept of a state after a round in which these silos took part, and of the ledger that was charged."""
     known = state.server
     server = flat(BLOCKS, known.blocks) | flat(AVERAGES, known.averages) | placed(MEMORY, known.memory)
     facts = {
@@ -31,6 +37,7 @@ def checkpoint_of(
             "groups": list(federation.groups),
             "classes": list(federation.classes),
         },
+        **(ledger_facts(charges) if charges else {}),
     }
     silos = {federation.silos[i].name: state.silos[i].source for i in sorted(state.silos)}
     return Checkpoint(state.round, server, silos, facts)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedloom.errors import DataError
 from fedloom.federation.records import UNLABELLED, Dataset, Records
 from fedloom.modalities.base import modality_of
+from fedloom.outline import in_outline
 from fedloom.streams import Streams
 
 Column = NDArray[Any]  # a whole number or a text for each example
@@ -24,6 +25,8 @@ ONE_GROUP = "all"  # the group of records that were given none
 @dataclass(frozen=True)
 class Examples:
     """Checked examples with what is known about each: its class, its group, its owner, its subject, its attributes."""
+
+    __repr__ = in_outline
 
     x: Tensor
     y: Column | None = None
@@ -65,8 +68,8 @@ def column(values: Any, count: int, name: str) -> Column:
 def _as_numpy(values: Any, name: str) -> NDArray[Any]:
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (TypeError, ValueError) as error:  # rows of different length, or a dtype that numpy lacks
-        raise DataError(f"{name} cannot be read as one array: {error}") from error
+    except (TypeError, ValueError):  # rows of different length, or a dtype that numpy lacks
+        raise DataError(f"{name} cannot be read as one array; give rows of equal length and one type") from None
 
 
 def assemble(name: str, train: Examples, test: Examples | None = None) -> Dataset:

@@ -28,6 +28,7 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))
     federation = with_outliers(_federation(dataset, shares, config.validation, streams), config.outliers, streams)
+    federation = replace(federation, described=config)
     return federation.centralised() if config.layout == "centralised" else federation
 
 

@@ -58,8 +58,10 @@ def _metadata(file: Path) -> list[dict[str, int]]:
             raise DataError(f"{file} has no column '{missing[0]}'")
         try:
             rows = [{name: int(row[name]) for name in COLUMNS} for row in reader]
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{file} holds something that is not a whole number: {error}") from error
+        except (TypeError, ValueError):  # whose text quotes the record
+            raise DataError(
+                f"{file} holds something that is not a whole number in one of {', '.join(COLUMNS)}"
+            ) from None
     if not rows:
         raise DataError(f"{file} lists no patch")
     return rows

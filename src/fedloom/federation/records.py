@@ -10,8 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedloom.config import DataConfig
 from fedloom.errors import DataError
 from fedloom.modalities.base import Modality, modality_of
+from fedloom.outline import in_outline
 
 UNLABELLED = -1
 
@@ -19,6 +21,8 @@ UNLABELLED = -1
 @dataclass(frozen=True, eq=False)
 class Records:
     """A table of examples; ``x`` as their modality stores it."""
+
+    __repr__ = in_outline
 
     x: Tensor  # (n, *shape)
     y: Tensor  # (n,) int64 class, UNLABELLED where unknown
@@ -95,6 +99,8 @@ def concatenate(tables: Sequence[Records]) -> Records:
 class Batch:
     """What a phase sees of the records: ``mask`` is 0 where a row is padding."""
 
+    __repr__ = in_outline
+
     x: Tensor
     y: Tensor
     group: Tensor
@@ -124,6 +130,8 @@ def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Bat
 class Dataset:
     """Pooled data before anybody owns it: what a source gives and a partition divides."""
 
+    __repr__ = in_outline
+
     name: str
     train: Records
     test: Records
@@ -137,6 +145,8 @@ class Dataset:
 @dataclass(frozen=True, eq=False)
 class Silo:
     """One organisation and the records it may not hand out."""
+
+    __repr__ = in_outline
 
     name: str
     train: Records
@@ -170,6 +180,8 @@ class Silo:
 class RemoteSilo(Silo):
     """An organisation of a deployment as the others know it: by name and groups, without a record."""
 
+    __repr__ = in_outline
+
     declared: tuple[int, ...] = ()
 
     @classmethod
@@ -188,6 +200,8 @@ class RemoteSilo(Silo):
 class Canaries:
     """Records that were put among a silo's by a coin each; those that are in come last there."""
 
+    __repr__ = in_outline
+
     silo: str
     records: Records
     included: Tensor  # (n,) bool
@@ -202,6 +216,8 @@ class Canaries:
 class Federation:
     """The silos, the groups they belong to, and the held-out records that everybody is measured on."""
 
+    __repr__ = in_outline
+
     name: str
     silos: tuple[Silo, ...]
     test: Records
@@ -210,6 +226,7 @@ class Federation:
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
+    described: DataConfig | None = None  # the settings that it was built from; None: records in memory, or elsewhere
 
     def __post_init__(self) -> None:
         if not self.silos:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedloom.config import DataConfig
+from fedloom.errors import ConfigError
 from fedloom.federation import archives, sample
 from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
@@ -17,6 +19,7 @@ from fedloom.federation.files import load_embeddings, load_image_folders, load_n
 from fedloom.federation.parquet import load_parquet
 from fedloom.federation.records import Dataset, Records, concatenate
 from fedloom.federation.tables import adult_sample, load_tables
+from fedloom.modalities import frequencies
 from fedloom.registry import Registry
 
 MNIST_CLASSES = tuple(f"mnist/{digit}" for digit in range(10))
@@ -35,15 +38,18 @@ FASHION_CLASSES = tuple(
         "ankle-boot",
     )
 )
+KEPT = 8  # frequencies along each side
 CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of records: what it is, and how ``data.path`` becomes a data set."""
+    """A source of records: what it is, how ``data.path`` becomes a data set, and whether everybody has the records."""
 
     description: str
     load: Callable[[str], Dataset]
+    public: bool = False
+    medical: bool = False  # whether its records are patients'
 
 
 def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]) -> Dataset:
@@ -81,6 +87,16 @@ def _sample(name: str) -> Dataset:
     return _domain(f"{name}-sample", name, lambda split, kind: sample.load(name, split, kind))
 
 
+def _frequencies(name: str) -> Dataset:
+    """The sample by its lowest frequencies: as short as embeddings, and still something to look at."""
+    images = _sample(name)
+
+    def records(table: Records) -> Records:
+        return replace(table, x=frequencies.of_images(table.x.squeeze(1), KEPT), kind=frequencies.MODALITY.name)
+
+    return replace(images, name=f"{name} by frequencies", train=records(images.train), test=records(images.test))
+
+
 def _full(name: str) -> Dataset:
     return _domain(name, name, lambda split, kind: archives.load(name, split, kind))
 
@@ -89,18 +105,30 @@ _OWN = {
     "mixed-mnist-sample": Source(
         "MNIST and Fashion-MNIST as two groups, 6,000 + 1,000 images each, in the package",
         lambda _: mixed("mixed-mnist-sample", [_sample("mnist"), _sample("fashion-mnist")]),
+        public=True,
     ),
-    "mnist-sample": Source("MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("mnist")),
+    "mnist-sample": Source("MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("mnist"), public=True),
     "fashion-mnist-sample": Source(
-        "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist")
+        "Fashion-MNIST, 6,000 + 1,000 images, in the package", lambda _: _sample("fashion-mnist"), public=True
+    ),
+    "mnist-frequencies": Source(
+        "MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
+        lambda _: _frequencies("mnist"),
+        public=True,
+    ),
+    "fashion-frequencies": Source(
+        "Fashion-MNIST by the 64 lowest frequencies of each image, 6,000 + 1,000 vectors, in the package",
+        lambda _: _frequencies("fashion-mnist"),
+        public=True,
     ),
     "mixed-mnist": Source(
         "MNIST and Fashion-MNIST as two groups, 60,000 + 10,000 images each; see 'fedloom data get'",
         lambda _: mixed("mixed-mnist", [_full("mnist"), _full("fashion-mnist")]),
+        public=True,
     ),
-    "mnist": Source("MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("mnist")),
+    "mnist": Source("MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("mnist"), public=True),
     "fashion-mnist": Source(
-        "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist")
+        "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist"), public=True
     ),
     "charm": Source(
         "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/fissionvae.md says how to get it",
@@ -121,10 +149,25 @@ _OWN = {
     "camelyon17": Source(
         "Camelyon17 in the WILDS folder data.path: hospitals as silos, the official test hospital held out",
         lambda path: load_camelyon(path, "official"),
+        medical=True,
     ),
     "camelyon17-hospitals": Source(
         "Camelyon17 in the WILDS folder data.path: all five hospitals as silos, patients of each held out",
         lambda path: load_camelyon(path, "patients"),
+        medical=True,
     ),
 }
 SOURCES: Registry[Source] = Registry("source", "fedloom.sources", Source, lambda: _OWN)
+
+
+def is_public(config: DataConfig) -> bool:
+    """Whether everybody has the records of these settings, outliers among them: it is said there, or known here."""
+    sources = (config.source, *((config.outliers.source,) if config.outliers.source else ()))
+    return config.public or all(_is_known_as_public(source) for source in sources)
+
+
+def _is_known_as_public(source: str) -> bool:
+    try:
+        return SOURCES.get(source, "data.source").public
+    except ConfigError:  # the plug-in of an old run may be gone, and its records are nobody's meanwhile
+        return False

@@ -21,6 +21,7 @@ from fedloom.modalities.base import MODALITIES, Modality, modality_of
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
+from fedloom.outline import in_outline
 from fedloom.privacy.payload_sums import Statistic
 from fedloom.registry import Registry, values_in
 from fedloom.settings import parse
@@ -114,6 +115,8 @@ class PayloadRule:
 @dataclass(frozen=True)
 class SampleInputs:
     """What samples are made of, one row for each."""
+
+    __repr__ = in_outline
 
     noise: Mapping[str, Tensor]
     group: Tensor
@@ -300,7 +303,7 @@ class Recipe:
 
     def check(self, setting: Setting) -> None:
         """Complain about records that it cannot learn."""
-        if self.modalities and setting.modality.family not in self.modalities:
+        if self.modalities and not {setting.modality.family, setting.modality.learned_as} & set(self.modalities):
             known = [MODALITIES[name] for name in self.modalities]
             wanted = " or ".join(modality.plural for modality in known)
             hint = "".join(f"; see '{modality.made_by}'" for modality in known if modality.made_by)

@@ -27,6 +27,7 @@ from fedloom.models.priors import prior_means
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
 from fedloom.objectives.flows import LatentFlow, Refinement
+from fedloom.outline import in_outline
 from fedloom.settings import above, all_positive, at_least
 from fedloom.sharing.plan import GROUP
 
@@ -46,6 +47,8 @@ class FlowVAEOptions:
 @dataclass(frozen=True)
 class BuildFlowVAE(BuildVAE):
     """The model of a site: the VAE's blocks first, so that these are what they would be without the others."""
+
+    __repr__ = in_outline
 
     options: FlowVAEOptions = field(default_factory=FlowVAEOptions)
 

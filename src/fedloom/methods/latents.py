@@ -24,6 +24,7 @@ from fedloom.errors import ConfigError, MissingExtraError
 from fedloom.federation.records import Batch
 from fedloom.methods.base import PayloadRule
 from fedloom.models.vae import VAE
+from fedloom.outline import in_outline
 from fedloom.privacy.payload_sums import BoundedSum, Query, Unbounded
 from fedloom.sharing.plan import Payload, Tensors, payload_of_sums
 from fedloom.streams import Streams
@@ -38,6 +39,8 @@ Normal = Callable[[str, int, int], Tensor]  # (name, width, attempt) -> standard
 @dataclass(frozen=True)
 class Draw:
     """What it takes to draw latents for one chunk of samples of one silo."""
+
+    __repr__ = in_outline
 
     normal: Normal
     settings: ServerConfig
@@ -144,6 +147,8 @@ class FitMixture:
 @dataclass(frozen=True)
 class NearestPoint:
     """A record's contribution to the histogram: 1 for the public point that is nearest to its latent."""
+
+    __repr__ = in_outline
 
     centres: Tensor
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.config import LocalConfig
 from fedloom.federation.records import Records
 from fedloom.federation.rounds import RoundContext, Site
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ServerState:
     """What the server knows: the merged copies of shared blocks, blocks of its own, and whatever it must remember."""
+
+    __repr__ = in_outline
 
     blocks: dict[BlockKey, Tensors]
     memory: Tensors = field(default_factory=dict)
@@ -53,6 +56,8 @@ def mean_of_old_and_new(old: Tensor, new: Tensor, past: float) -> Tensor:
 class DistillationJob:
     """What the server learns in a round: local training on synthetic records, for an engine to carry out."""
 
+    __repr__ = in_outline
+
     method: Method  # of a single site, where all blocks stay
     local: LocalConfig
     records: Records
@@ -66,6 +71,8 @@ class DistillationJob:
 class Distilled:
     """What came of a distillation: the model's weights, the optimiser's moments where it keeps them, mean losses."""
 
+    __repr__ = in_outline
+
     weights: Tensors
     moments: Tensors
     terms: Mapping[str, float]
@@ -74,6 +81,8 @@ class Distilled:
 @dataclass(frozen=True)
 class ServerRound:
     """All that a server step is given of a round."""
+
+    __repr__ = in_outline
 
     state: ServerState  # as earlier steps of this round left it
     before: ServerState  # as the round found it

@@ -17,6 +17,7 @@ from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Pathway
 from fedloom.methods.latents import PAYLOAD
 from fedloom.methods.steps import ServerState
+from fedloom.outline import in_outline
 from fedloom.sharing.codec import placed, under
 from fedloom.sharing.plan import BlockKey, Scope, Tensors
 from fedloom.sharing.update import Update
@@ -38,6 +39,8 @@ class Teacher:
 @dataclass(frozen=True)
 class Version:
     """A teacher as it is now, or was before."""
+
+    __repr__ = in_outline
 
     blocks: Mapping[BlockKey, Tensors]  # by their names in the plan
     latents: Tensors  # what came with them about the silo's latents

@@ -20,6 +20,7 @@ from fedloom.models.priors import prior_means
 from fedloom.models.vae import VAE, GroupConditionalVAE, HierarchicalVAE
 from fedloom.objectives.base import Objective
 from fedloom.objectives.elbo import Elbo
+from fedloom.outline import in_outline
 from fedloom.privacy.lipschitz import bounded_decoder
 from fedloom.sharing.plan import BlockRule, Down, Scope, SharingPlan
 
@@ -29,6 +30,8 @@ RECORD = "record"  # the noise that a record is drawn by
 @dataclass(frozen=True)
 class BuildVAE:
     """The model of a site: each block with a branch per group where the plan says so."""
+
+    __repr__ = in_outline
 
     setting: Setting
     plan: SharingPlan

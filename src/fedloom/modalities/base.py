@@ -67,6 +67,7 @@ class Modality:
     compares: bool = True  # whether the distance between two records, as models see them, says how alike they are
     made_by: str = ""  # the command that makes such records of others, if one does
     with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one
+    learned_as: str = ""  # another modality whose methods can learn it as well
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name: another process finds it in its own registry."""

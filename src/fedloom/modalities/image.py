@@ -12,7 +12,8 @@ from torch import Tensor
 from fedloom.errors import DataError
 from fedloom.modalities.base import Columns, Modality, Tiles
 from fedloom.modalities.likelihoods import LIKELIHOODS
-from fedloom.modalities.numbers import checked, decode, objection
+from fedloom.modalities.numbers import checked, decode, outside
+from fedloom.modalities.numbers import objection as objection_to_numbers
 
 CHANNELS = (1, 3)  # grey and colour, which every reader of PNG files understands alike
 
@@ -28,7 +29,18 @@ def read(array: NDArray[Any], name: str) -> Tensor:
         array = array[:, None]
     elif array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
         array = np.moveaxis(array, 3, 1)
-    return torch.from_numpy(np.array(array, order="C"))
+    found = torch.from_numpy(np.array(array, order="C"))
+    if complaint := objection(found):
+        raise DataError(f"{name} holds {complaint}")
+    return found
+
+
+def objection(x: Tensor) -> str:
+    """Floats that are no pixels."""
+    if found := objection_to_numbers(x):
+        return found
+    strayed = outside(x, 0.0, 1.0) if x.is_floating_point() else ""
+    return strayed and f"{strayed}, and pixels lie in [0, 1]; divide those from 0 to 255 by 255, or give them as uint8"
 
 
 def encode(x: Tensor) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ class Levels:
 
     sizes: tuple[int, ...]
     steepness: ClassVar[float] = 0.5  # of the softmax of one column, at two levels of chance 1/2
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Cross-entropy, summed over the columns."""

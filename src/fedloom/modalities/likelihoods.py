@@ -20,6 +20,11 @@ class Likelihood(Protocol):
         """How far the mean moves at most, as a multiple of how far the output does."""
         ...
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What the values of a record lie between; others have no likelihood, or one that no mean comes near."""
+        ...
+
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """-log p(x | output), summed over everything but the batch."""
         ...
@@ -38,6 +43,7 @@ class Bernoulli:
     """Each pixel is a coin whose logit the decoder gives (binary cross-entropy for grey values)."""
 
     steepness: ClassVar[float] = 0.25  # of the sigmoid, at 0
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Binary cross-entropy, summed over the pixels."""
@@ -59,6 +65,7 @@ class Normal:
     """Each pixel is normal around the sigmoid of the output; variance 1/2 gives the squared error, up to a constant."""
 
     steepness: ClassVar[float] = 0.25
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the sigmoid
     variance: float = 0.5
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:

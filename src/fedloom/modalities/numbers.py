@@ -24,6 +24,15 @@ def objection(x: Tensor) -> str:
     return "" if torch.isfinite(x).all() else "values that are not finite"
 
 
+def outside(x: Tensor, low: float, high: float) -> str:
+    """On which side values leave an interval, in words that show no value; empty where they do not."""
+    if not x.numel():
+        return ""
+    least, most = (float(value) for value in torch.aminmax(x))
+    sides = [f"below {low:g}"] * (least < low) + [f"above {high:g}"] * (most > high)
+    return f"values {' and '.join(sides)}" if sides else ""
+
+
 def checked(array: NDArray[Any], name: str) -> NDArray[Any]:
     """uint8 as it is, floats as float32."""
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedloom.federation.records import Batch
+from fedloom.outline import in_outline
 
 BIAS = 0.1  # the constant that stands for a bias beside a vector of length 1
 SMALLEST = 1e-6  # of the trace: the least variance along any direction
@@ -116,6 +117,8 @@ def within_unit_ball(z: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Estimate:
     """What noisy moments say, in float64."""
+
+    __repr__ = in_outline
 
     centre: Tensor
     offsets: Tensor  # (classes, width), without the directions in which noise is larger than they can be

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.outline import in_outline
+
 
 @dataclass(frozen=True)
 class DiagonalGaussian:
     """N(mean, diag(exp(log_variance))) for each row."""
+
+    __repr__ = in_outline
 
     mean: Tensor  # (n, k)
     log_variance: Tensor  # (n, k)

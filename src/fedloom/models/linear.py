@@ -18,6 +18,7 @@ from fedloom.modalities.likelihoods import Normal
 from fedloom.models.gaussian import DiagonalGaussian
 from fedloom.models.networks import Routed
 from fedloom.models.vae import VAE
+from fedloom.outline import in_outline
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class LinearGaussian(Normal):
     """Each number is normal around the output itself."""
 
     steepness: ClassVar[float] = 1.0
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     def negative_log(self, x: Tensor, output: Tensor) -> Tensor:
         """Squared error over twice the variance, with the normalising constant."""
@@ -39,6 +41,8 @@ class LinearGaussian(Normal):
 @dataclass(frozen=True)
 class Posterior:
     """N(mean, covariance) for each row, and the evidence -log p(x)."""
+
+    __repr__ = in_outline
 
     mean: Tensor  # (n, k)
     covariance: Tensor  # (k, k), the same for all rows

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from fedloom.federation.records import Batch
 from fedloom.federation.rounds import RoundContext
+from fedloom.outline import in_outline
 
 
 @dataclass(frozen=True)
 class Losses:
     """What is minimised for each example, and the named terms that it is made of."""
+
+    __repr__ = in_outline
 
     total: Tensor  # (batch,)
     terms: Mapping[str, Tensor]  # each (batch,)
@@ -23,6 +26,8 @@ class Losses:
 @dataclass(frozen=True)
 class Step:
     """All that an objective may look at beside the model; engines make one inside their batched programs."""
+
+    __repr__ = in_outline
 
     batch: Batch
     noise: Mapping[str, Tensor]  # what the objective asked for, each (batch, *shape)

@@ -10,6 +10,17 @@ from fedloom.privacy.accounting import Budget, Event
 
 
 @dataclass(frozen=True)
+class ChargedRelease:
+    """A release of one run, as the ledger has it."""
+
+    round: int
+    release: str
+    attempt: int  # 0 the first time; noise that cannot be repeated makes every further one a release of its own
+    event: dict[str, Any]
+    sha256: str = ""  # of the bytes that it paid for; empty where none were finished
+
+
+@dataclass(frozen=True)
 class ReleaseAccount:
     """All charges for one kind of release."""
 

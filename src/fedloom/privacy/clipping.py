@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
+from fedloom.outline import in_outline
 
 
 def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
@@ -25,6 +26,8 @@ def clip_factors(norms: Tensor, bound: Tensor, mask: Tensor) -> Tensor:
 class Lengths:
     """How long the gradients of a pass are."""
 
+    __repr__ = in_outline
+
     norms: Tensor  # (rows,) or (units,)
     mask: Tensor  # 0 where a row is padding
     bound: Tensor  # that the steps so far led to
@@ -33,6 +36,8 @@ class Lengths:
 @dataclass(frozen=True)
 class Count:
     """How many gradients of a step were short."""
+
+    __repr__ = in_outline
 
     below: Tensor  # the (noisy) share of norms within the bound
     bound: Tensor
@@ -100,10 +105,12 @@ class Quantile(Clipping):
     initial: float = 1.0
     pace: float = 0.2
     share: float = 0.05
+    floor: float = SMALLEST  # gradients may be made to vanish, and the noise with the bound
 
     def __post_init__(self) -> None:
         _share("the clip quantile", self.target)
         _bound("the first clip bound", self.initial)
+        _bound("the least clip bound", self.floor)
         _positive("the pace of the clip bound", self.pace)
         _share("the clip quantile's share of the budget", self.share)
 
@@ -111,9 +118,13 @@ class Quantile(Clipping):
         """The bound of the first step, before any norm has been seen."""
         return torch.tensor(self.initial)
 
+    def bound(self, lengths: Lengths) -> Tensor:
+        """Where the steps so far led, also those under a lower floor."""
+        return lengths.bound.clamp_min(self.floor)
+
     def following(self, count: Count) -> Tensor:
-        """One geometric step towards the quantile, within what numbers can hold: gradients may be made to vanish."""
-        return (count.bound * torch.exp(-self.pace * (count.below - self.target))).clamp(SMALLEST, LARGEST)
+        """One geometric step towards the quantile."""
+        return (count.bound * torch.exp(-self.pace * (count.below - self.target))).clamp(self.floor, LARGEST)
 
 
 @dataclass(frozen=True)

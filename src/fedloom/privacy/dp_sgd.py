@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
+from fedloom.outline import in_outline
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import Clipping, Count, Fixed, Lengths, clip_factors
 from fedloom.privacy.gradient_forms import Form, by_subject, joint_norms
@@ -25,6 +26,8 @@ from fedloom.privacy.trust import Local, Trust
 @dataclass(frozen=True, eq=False)
 class ClippedSum:
     """What one or more passes over a batch add up to, over the public expected size of a batch, before noise."""
+
+    __repr__ = in_outline
 
     gradients: Mapping[str, Tensor]
     below: Tensor  # for each example 1/2 if its norm is within the bound, else -1/2
@@ -38,6 +41,8 @@ class ClippedSum:
 @dataclass(frozen=True, eq=False)
 class Scale:
     """What differs between silos of one mechanism, over the expected batch; tensors for several silos at once."""
+
+    __repr__ = in_outline
 
     example: float | Tensor  # what one example counts
     gradient: float | Tensor  # standard deviation of the noise on the sum of gradients, in clip bounds
@@ -117,7 +122,7 @@ class DPSGD:
         """
         private = {name: parameter for name, parameter in parameters.items() if self.is_private(name)}
         others = {name: parameter for name, parameter in parameters.items() if name not in private}
-        plain = _plain_sum(values, mask / self.expected, others) if others else {}
+        plain = plain_sum(values, mask / self.expected, others)
         total = self.clip({name: form for name, form in forms().items() if name in private}, mask, bound, subject)
         unreached = {n: torch.zeros_like(p) for n, p in private.items() if n not in total.gradients}
         gradients = {**unreached, **total.gradients, **plain}
@@ -190,7 +195,10 @@ def divided(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]
     return {**views, "": parts[-1].squeeze(-1)}
 
 
-def _plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain_sum(values: Tensor, mask: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the sum of losses that nothing guards; the losses' graph is used again."""
+    if not parameters:
+        return {}
     rows = torch.autograd.grad(
         (values * mask).sum(), list(parameters.values()), retain_graph=True, allow_unused=True, materialize_grads=True
     )

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 # Sums over examples are rounded also where the places of one of them cancel: so much of their size adds to its norm.
+from fedloom.outline import in_outline
+
 ROUNDING = 4e-6
 UNIT = 2.0**-24  # what one addition in float32 may lose
-FAR = 1e18  # the factors that bring back what is longer would be lost themselves
+FAR = 1e18  # what is longer is not scaled back: numbers that are small enough for that would be lost themselves
 BLOCK = 64  # so few numbers can be added up in float32 without losing any beside others
 
 
@@ -37,6 +39,16 @@ def _norms_of_many(rows: Tensor) -> Tensor:
     blocks = rows[:, : full * BLOCK].reshape(len(rows), full, BLOCK)
     rest = rows[:, full * BLOCK :]
     return torch.hypot(_norms(torch.linalg.vector_norm(blocks, dim=2), 1), _norms(rest, 1))
+
+
+def _within_reach(norms: Tensor, right: Tensor) -> Tensor:
+    """Infinite where a right factor is so long that it brings back what the left one loses.
+
+    The left factor is scaled in float32. What becomes a subnormal number by that, below 1.2e-38, is rounded by up to
+    7e-46 or lost, as the processor likes. Beside a right factor below ``FAR`` that is less than 1.2e-20: no bound is as
+    small.
+    """
+    return torch.where(right < FAR, norms, torch.inf)
 
 
 class Rows:
@@ -73,6 +85,8 @@ class Rows:
 @dataclass(frozen=True, eq=False)
 class Whole:
     """The gradient of each example, written out."""
+
+    __repr__ = in_outline
 
     gradient: Tensor  # (examples, *shape)
 
@@ -114,17 +128,18 @@ class Outer:
         """(examples,), the cheapest of three ways."""
         left, right = self.left.values, self.right.values
         if left.shape[-2] == 1:
-            return self.left.norms * self.right.norms
+            return _within_reach(self.left.norms * self.right.norms, self.right.norms)
         if self._bulky:
             return self.written_out().norms()
         # The square of the norm of sum_i l_i r_i' is sum_ij (l_i . l_j)(r_i . r_j): two matrices of places by places.
         # No norm is longer than ``size``; a float32 sum over rows and places is rounded by a share of that even where
         # the products cancel, so that share is added, in squares.
-        size = (_norms(left, 2) * _norms(right, 2)).sum(dim=1)
+        places = _norms(right, 2)
+        size = (_norms(left, 2) * places).sum(dim=1)
         rounding = max(ROUNDING, (2 * len(left) * left.shape[-2] * UNIT) ** 2)
         left, right = left.double(), right.double()
         squares = ((left @ left.mT) * (right @ right.mT)).sum(dim=(1, 2)).clamp_min(0.0)
-        return (squares + rounding * size.square()).sqrt()
+        return _within_reach((squares + rounding * size.square()).sqrt(), places.amax(dim=1))
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Over the examples; those of factor 0 do not count, whatever their gradient."""

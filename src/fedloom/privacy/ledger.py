@@ -2,8 +2,8 @@
 
 A charge is durable before the work that it pays for begins, and nothing is ever taken back, so after any crash the
 ledger holds at least what was released. No decision depends on a clock. What it cannot know by itself is that somebody
-put an older copy of the file in its place: in a deployment the registry does (:mod:`fedloom.privacy.registry`). A
-simulation keeps a ledger for each run in the run's folder, and that is registered nowhere.
+put an older copy of the file in its place: in a deployment the registry does (:mod:`fedloom.privacy.registry`), in a
+simulation, which keeps a ledger for each run in its folder, the run's own files (:mod:`fedloom.runs.ledgers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
-from fedloom.privacy.accounts import Account, Chain, ReleaseAccount
+from fedloom.privacy.accounts import Account, Chain, ChargedRelease, ReleaseAccount
 from fedloom.privacy.database import Database
 
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
@@ -255,6 +255,19 @@ class Ledger(Database):
         """Everything charged to a silo's data, over all runs, in order."""
         rows = self._rows("SELECT event, release FROM charges WHERE silo = ? ORDER BY number", silo)
         return [event_of(json.loads(event)) for event, name in rows if release in (None, name)]
+
+    def charges(self, run: str, silo: str) -> list[ChargedRelease]:
+        """What one run was charged for a silo's data, in order."""
+        rows = self._rows(
+            "SELECT round, release, attempt, event, coalesce(sha256, '') FROM charges LEFT JOIN finished"
+            " ON charge = number WHERE run = ? AND silo = ? ORDER BY number",
+            *(run, silo),
+        )
+        return [ChargedRelease(number, name, tried, json.loads(event), sha) for number, name, tried, event, sha in rows]
+
+    def paid(self) -> set[tuple[int, str]]:
+        """The rounds that were charged for, with the silos; pretraining alone is not what a round sends."""
+        return set(self._rows("SELECT DISTINCT round, silo FROM charges WHERE release <> ?", PRETRAINING))
 
     def accounts(self) -> list[Account]:
         """The account of every silo of the ledger, by name."""

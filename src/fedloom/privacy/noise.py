@@ -40,7 +40,37 @@ class NoiseKey:
         return f"{purpose}/{self.use}" if self.use else purpose
 
 
-class Randomness(Protocol):
+class StepDraws(Protocol):
+    """What records are drawn by in several steps, and what their objectives draw; ``steps`` gives leading dimensions.
+
+    A tensor in ``silo`` lies beside the last of these: one number for each silo that trains together with others.
+    """
+
+    def coins(self, count: int, silo: int | Tensor, round: int, steps: Tensor, /) -> Tensor:
+        """Numbers in (0, 1), shape (*steps, count), float64."""
+        ...
+
+    def examples(self, purpose: str, rows: int, width: int, silo: int | Tensor, round: int, steps: Tensor, /) -> Tensor:
+        """Standard normal numbers for the rows that an objective sees, (*steps, rows, width)."""
+        ...
+
+
+@dataclass(frozen=True)
+class StreamDraws:
+    """The named streams of one run, or of each silo's run."""
+
+    streams: Draws
+
+    def coins(self, count: int, silo: int | Tensor, round: int, steps: Tensor) -> Tensor:
+        """Those of all steps, drawn at once where their numbers lie."""
+        return coins(self.streams, count, silo=silo, round=round, step=steps, device=steps.device)
+
+    def examples(self, purpose: str, rows: int, width: int, silo: int | Tensor, round: int, steps: Tensor) -> Tensor:
+        """Float32; a row does not depend on the number of rows."""
+        return self.streams.normal(purpose, rows, width, silo=silo, round=round, step=steps, device=steps.device)
+
+
+class Randomness(StepDraws, Protocol):
     """Coins and noise for a step."""
 
     @property
@@ -52,21 +82,13 @@ class Randomness(Protocol):
         """Numbers in (0, 1), float64."""
         ...
 
-    def coins(self, count: int, silo: int, round: int, steps: Tensor, /) -> Tensor:
-        """Numbers in (0, 1) for several steps of one silo, shape (steps, count), float64."""
-        ...
-
     def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu", /) -> Tensor:
         """So many standard normal numbers."""
         ...
 
-    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        """Standard normal numbers for the rows that an objective sees in several steps, (steps, rows, width)."""
-        ...
-
 
 @dataclass(frozen=True)
-class StreamNoise:
+class StreamNoise(StreamDraws):
     """A function of the streams' key and the noise_key, whatever engine asks. Simulation only.
 
     Coins come from the named streams, the same on every device. Noise is too much for those: it comes from a fast
@@ -88,17 +110,9 @@ class StreamNoise:
             self.streams, count, silo=noise_key.silo, round=noise_key.round, step=noise_key.step, purpose=purpose
         )
 
-    def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        """Those of each step, drawn at once."""
-        return coins(self.streams, count, silo=silo, round=round, step=steps)
-
     def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         """So many standard normal numbers in float32, on the device that is asked for."""
         return self.fill(torch.empty(count, device=device), noise_key)
-
-    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        """Float32; a row does not depend on the number of rows."""
-        return self.streams.normal(purpose, rows, width, silo=silo, round=round, step=steps)
 
     def fill(self, numbers: Tensor, noise_key: NoiseKey) -> Tensor:
         """Standard normal numbers, in place."""
@@ -172,9 +186,9 @@ class SecureNoise:
         """Numbers in (0, 1), each from 64 bits of the operating system's."""
         return torch.from_numpy(_secure_uniform(count))
 
-    def coins(self, count: int, _silo: int, _round: int, steps: Tensor, /) -> Tensor:
+    def coins(self, count: int, _silo: int | Tensor, _round: int, steps: Tensor, /) -> Tensor:
         """Numbers in (0, 1) for each step and record, each from 64 bits of the operating system's."""
-        return torch.from_numpy(_secure_uniform(count * len(steps))).reshape(len(steps), count)
+        return torch.from_numpy(_secure_uniform(count * steps.numel())).reshape(*steps.shape, count)
 
     def normal(self, count: int, _: NoiseKey, device: torch.device | str = "cpu", /) -> Tensor:
         """Float64, by Box and Muller's transform of 64-bit numbers: tails to 9.5 standard deviations."""
@@ -184,10 +198,10 @@ class SecureNoise:
         numbers = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
         return torch.from_numpy(numbers).to(device)
 
-    def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
+    def examples(self, purpose: str, rows: int, width: int, _: int | Tensor, round: int, steps: Tensor, /) -> Tensor:
         """Standard normal numbers for each step and record, in float32."""
-        numbers = self.normal(len(steps) * rows * width, NoiseKey(silo, round, int(steps[0]), purpose))
-        return numbers.to(torch.float32).reshape(len(steps), rows, width)
+        numbers = self.normal(steps.numel() * rows * width, NoiseKey(0, round, 0, purpose))
+        return numbers.to(torch.float32).reshape(*steps.shape, rows, width)
 
 
 def _secure_uniform(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

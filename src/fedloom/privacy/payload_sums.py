@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Batch, Records, batch_of
+from fedloom.outline import in_outline
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import clip_factors
 from fedloom.privacy.noise import NoiseKey, Randomness
@@ -33,6 +34,8 @@ UNLIKELY = 8.0  # standard normal noise is longer than sqrt(size) + t with a pro
 @dataclass(frozen=True, eq=False)
 class SumNoise:
     """How a sum is made private."""
+
+    __repr__ = in_outline
 
     multiplier: float  # standard deviation, in bounds on one unit's contribution
     unit: Tensor | None  # for each record the number of its unit, from 0; None: each is one

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from fedloom.errors import ConfigError
+from fedloom.outline import in_outline
 from fedloom.privacy.gradient_forms import Form, Outer, Rows, Total, Whole
 from fedloom.privacy.lipschitz import Bounded
 
@@ -89,6 +90,8 @@ def _has_rule(layer: nn.Module) -> bool:
 @dataclass(frozen=True, eq=False)
 class Call:
     """One use of a layer."""
+
+    __repr__ = in_outline
 
     name: str
     layer: nn.Module

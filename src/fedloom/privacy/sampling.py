@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
+from fedloom.outline import in_outline
 from fedloom.privacy.noise import NoiseKey, Randomness
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
     """Rows for one pass; where ``mask`` is 0 the row is padding."""
+
+    __repr__ = in_outline
 
     index: Tensor  # (rows,) int64
     mask: Tensor  # (rows,) float32

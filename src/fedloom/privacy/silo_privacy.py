@@ -24,7 +24,7 @@ from fedloom.privacy.accounting import (
     noise_by_round,
     noise_multiplier,
 )
-from fedloom.privacy.clipping import Clipping, Fixed, MedianNorm, Quantile
+from fedloom.privacy.clipping import SMALLEST, Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
 from fedloom.privacy.ledger import PRETRAINING, UPDATE
 from fedloom.privacy.payload_sums import Statistic, cost_of
@@ -33,10 +33,10 @@ from fedloom.privacy.trust import Local, Trust
 
 PRETRAINING_SHARE = 0.1  # of the budget
 REPEATABLE = "its noise comes from the experiment's seed, so that anybody can take it away again"
-CLIPPINGS: dict[str, Callable[[float], Clipping]] = {
-    "fixed": Fixed,
-    "quantile": lambda bound: Quantile(initial=bound),
-    "median": lambda _: MedianNorm(),
+CLIPPINGS: dict[str, Callable[[float, float], Clipping]] = {  # of the first bound, and the least
+    "fixed": lambda bound, _: Fixed(bound),
+    "quantile": lambda bound, least: Quantile(initial=bound, floor=least),
+    "median": lambda *_: MedianNorm(),
 }
 
 
@@ -63,6 +63,12 @@ def unit_numbers(silo: Silo, unit: str) -> Tensor | None:
             f"privacy.unit = 'subject', but the records of silo '{silo.name}' do not say whose they are; use 'record'"
         )
     return compact(silo.train.subject)
+
+
+def number_of_units(silo: Silo, unit: str) -> int:
+    """How many records or subjects a silo holds, which is public."""
+    subject = unit_numbers(silo, unit)
+    return len(silo) if subject is None else int(subject.max()) + 1
 
 
 @lru_cache(maxsize=1024)  # silos are often alike
@@ -112,6 +118,7 @@ class SiloPrivacy:
     trust: Trust = field(default_factory=Local)
     partners: tuple[SiloPrivacy, ...] = ()  # those whose noise is its own: it must suffice for the strictest of them
     pretraining: int = 0  # noisy sums before the first round
+    min_clip: float = SMALLEST  # that no bound falls below, whatever it follows
 
     @cached_property
     def rate(self) -> float:
@@ -225,7 +232,7 @@ class SiloPrivacy:
             noise_multiplier=noise,
             rate=self.rate,
             expected=self.batch_size,
-            clipping=CLIPPINGS[settings.clipping](settings.clip),
+            clipping=CLIPPINGS[settings.clipping](settings.clip, self.min_clip),
             unit=settings.unit,
             blocks=settings.blocks,
             trust=self.trust,

@@ -39,13 +39,27 @@ class PrivacySummary:
         """The same for one record (or subject) replaced by another."""
         return _largest(account.replaced for account in self.accounts)
 
+    @property
+    def delta(self) -> float | None:
+        """The largest of the silos'; None where nothing was spent."""
+        return max((account.budget.delta for account in self.accounts), default=None)
+
+    @property
+    def line(self) -> str:
+        """The one line with which every command says what holds."""
+        return f"privacy: {self.guarantee}"
+
+    def in_short(self) -> dict[str, Any]:
+        """The key ``privacy`` of every command's ``--json``."""
+        return {"guarantee": self.guarantee, "epsilon": self.epsilon, "delta": self.delta}
+
     def to_mapping(self) -> dict[str, Any]:
         """What reports, cards and ``--json`` show, as plain JSON values."""
         return {
             "guarantee": self.guarantee,
             "epsilon": self.epsilon,
             "epsilon_replaced": self.replaced,
-            "delta": max((account.budget.delta for account in self.accounts), default=None),
+            "delta": self.delta,
             **{name.replace(" ", "_"): text for name, text in self.parts.items()},
             # Reports are handed on, and whoever guesses records could tell from their digest that he is right.
             "silos": [{k: v for k, v in account.to_mapping().items() if k != "data"} for account in self.accounts],
@@ -54,9 +68,13 @@ class PrivacySummary:
 
 def summarise(settings: PrivacyConfig, ledger: Path) -> PrivacySummary:
     """What a run's settings and the ledger in its folder say; before the first round there is no ledger."""
+    return summary_of(settings, *(_read(ledger) if ledger.is_file() else ((), "")))
+
+
+def summary_of(settings: PrivacyConfig, accounts: tuple[Account, ...], problem: str = "") -> PrivacySummary:
+    """What settings and silos' accounts say; ``problem``: why no epsilon holds, if so."""
     if settings.mechanism == "none":
         return PrivacySummary(NONE, {"mechanism": "none"}, ())
-    accounts, problem = _read(ledger) if ledger.is_file() else ((), "")
     unit = settings.unit
     several = "; somebody with records at several silos composes over all of them" if unit == "subject" else ""
     replaced = _largest(account.replaced for account in accounts)

@@ -26,6 +26,7 @@ from fedloom.methods.base import Pathway, SampleInputs, Setting, make_method
 from fedloom.methods.generator import LABEL_SHARES, Generator
 from fedloom.methods.steps import ServerState
 from fedloom.modalities.base import modality_of
+from fedloom.outline import in_outline
 from fedloom.privacy.lipschitz import Bounded
 from fedloom.release.cards import model_card
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
@@ -80,7 +81,7 @@ def export(
     if form not in FORMATS:
         raise ConfigError("--format: " + unknown("format", form, FORMATS))
     check_place(out)
-    provenance = provenance_of(run, limits)
+    provenance = provenance_of(run.folder, limits)
     generator = run.generator()
     first = pathway_of(generator)
     check_risk(provenance, run.folder, accept_risk)
@@ -112,6 +113,8 @@ def _described(way: Pathway) -> dict[str, Any]:
 @dataclass(frozen=True)
 class ExportedGenerators(Generator):
     """Generators from a file; what depends on the seed of their run is in ``buffers``, by group."""
+
+    __repr__ = in_outline
 
     buffers: Mapping[str, Tensors] = field(default_factory=dict)
 

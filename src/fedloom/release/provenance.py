@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.privacy.ledger import format_epsilon
-from fedloom.privacy.summary import NONE, summarise
+from fedloom.release.standing import Worth, standing_of
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import is_metric
 
@@ -49,6 +49,7 @@ class Provenance:
     source: str  # of the records, by name
     rounds: int
     silos: int  # that sent something
+    worth: Worth
     guarantee: str
     epsilon: float | None
     delta: float | None
@@ -65,6 +66,7 @@ class Provenance:
             "method": self.method,
             "rounds": self.rounds,
             "silos": self.silos,
+            "worth": self.worth.value,
             "guarantee": self.guarantee,
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -72,46 +74,46 @@ class Provenance:
         }
 
 
-def provenance_of(run: ReleasedRun, limits: Sequence[Limits] = ()) -> Provenance:
+def provenance_of(folder: RunFolder, limits: Sequence[Limits] = ()) -> Provenance:
     """Read a finished run; ``limits`` are those of the silos whose data it learned from."""
-    folder = run.folder
     state = folder.status["state"]
     if state != "finished":
         hint = f"; 'fedloom resume {folder.path}' goes on with it" if state == "unfinished" else ""
         raise RunFolderError(f"{folder.path} is {state}, and only a finished run is handed on{hint}")
-    config, rounds = folder.config, folder.rounds_done
-    summary = summarise(config.privacy, folder.ledger)
-    deployed = folder.environment.get("engine_choice", {}).get("name") == "flower"
-    guarantee, privacy, epsilon = summary.guarantee, dict(summary.parts), summary.epsilon
-    if config.privacy.mechanism != "none" and not folder.ledger.is_file():
-        where = "the ledgers of a deployment lie at its silos" if deployed else "it was removed"
-        guarantee = f"{NONE} can be shown: the run has no ledger ({where})"
-    elif epsilon is not None and not deployed:
-        if folder.kept_noise_secret:
-            privacy["noise"] = THROWN_AWAY
-        else:
-            guarantee, epsilon = f"{NONE} can be shown: an older version drew the run's noise from its seed", None
+    config, rounds, data = folder.config, folder.rounds_done, folder.data_source
+    standing = standing_of(folder)
+    summary = standing.summary
+    privacy = dict(summary.parts)
+    if summary.epsilon is not None:
+        privacy = {"promise": standing.promise, **privacy}
+        privacy |= {} if folder.is_deployed else {"noise": THROWN_AWAY}
     return Provenance(
         name=config.name,
         config=config.digest_without_seed(),
         method=config.method.name,
         options=config.method.options,
-        source=config.data.source,
+        source=data.name,
         rounds=rounds,
-        silos=len({row["silo"] for row in folder.egress()}),
-        guarantee=guarantee,
-        epsilon=epsilon,
-        delta=max((account.budget.delta for account in summary.accounts), default=None),
+        silos=len(participants(folder)),
+        worth=standing.worth,
+        guarantee=summary.guarantee,
+        epsilon=summary.epsilon,
+        delta=summary.delta,
         privacy=privacy,
         audit=_audit(folder.audit, rounds),
         metrics=_metrics(folder, rounds),
         objections=(
-            *((guarantee,) if epsilon is None else ()),
+            *((standing.objection,) if standing.objection else ()),
             *((folder.not_for_release,) if folder.not_for_release else ()),
             *(("an audit refuted the epsilon that is claimed",) if folder.audit.get("refuted") else ()),
-            *_beyond(limits, epsilon, max((a.budget.delta for a in summary.accounts), default=0.0)),
+            *_beyond(limits, summary.epsilon, summary.delta or 0.0),
         ),
     )
+
+
+def participants(folder: RunFolder) -> tuple[str, ...]:
+    """The silos that sent something, in the order in which they did first."""
+    return tuple(dict.fromkeys(row["silo"] for row in folder.egress()))
 
 
 def pathway_of(generator: Generator, wanted: str = "") -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.errors import ConfigError, unknown
 from fedloom.methods.generator import Generator
 from fedloom.release.cards import dataset_card
-from fedloom.release.formats import FORMATS, RecordKind
+from fedloom.release.formats import FORMATS, RecordKind, Writer
 from fedloom.release.provenance import Limits, ReleasedRun, check_risk, pathway_of, provenance_of
 from fedloom.release.release_folder import check_place, release_folder
 from fedloom.streams import Streams
@@ -59,7 +59,7 @@ def synthesize(
     if order.form not in FORMATS:
         raise ConfigError("--format: " + unknown("format", order.form, FORMATS))
     check_place(out)
-    provenance = provenance_of(run, limits)
+    provenance = provenance_of(run.folder, limits)
     generator = run.generator()
     pathway = pathway_of(generator, order.pathway)
     counts = counts_of(generator, pathway, order)
@@ -80,21 +80,30 @@ def synthesize(
     }
     card = dataset_card(provenance, contents)
     with release_folder(out, provenance, contents, card) as folder:
-        writer, done = FORMATS[order.form](folder, kind), 0
-        for group, of_group in counts.items():
-            for label, count in of_group.items():
-                for number in range(math.ceil(count / CHUNK)):
-                    rows = min(CHUNK, count - number * CHUNK)
-                    seed = Streams(order.seed).torch_seed(f"synthesize/{label}", silo=number)
-                    x = generator.sample(
-                        rows, group=group, pathway=pathway, label=label, seed=seed, device=order.device
-                    )
-                    writer.add(x, group, label)
-                    done += rows
-                    if progress is not None:
-                        progress(done, f"{group} {label}".strip())
-        writer.close()
+        _write(FORMATS[order.form](folder, kind), generator, pathway, counts, order, progress or (lambda *_: None))
     return contents
+
+
+def _write(
+    writer: Writer,
+    generator: Generator,
+    pathway: str,
+    counts: Counts,
+    order: SynthesisOrder,
+    progress: Callable[[int, str], None],
+) -> None:
+    """Generate all records, chunk by chunk."""
+    done = 0
+    for group, of_group in counts.items():
+        for label, count in of_group.items():
+            for number in range(math.ceil(count / CHUNK)):
+                rows = min(CHUNK, count - number * CHUNK)
+                seed = Streams(order.seed).torch_seed(f"synthesize/{label}", silo=number)
+                x = generator.sample(rows, group=group, pathway=pathway, label=label, seed=seed, device=order.device)
+                writer.add(x, group, label)
+                done += rows
+                progress(done, f"{group} {label}".strip())
+    writer.close()
 
 
 def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Counts:

@@ -131,8 +131,10 @@ def _tick(value: float) -> str:
     return f"{value + 0.0:.6g}".replace("e+0", "e").replace("e+", "e")  # + 0.0: no minus before zero
 
 
-def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str = "round") -> Markup:
-    """Lines over rounds; hover shows the values of all of them at the nearest round."""
+def line_chart(
+    label: str, series: Sequence[Series], y_label: str, x_label: str = "round", *, whole: bool = True
+) -> Markup:
+    """Lines over rounds, or what else is counted; hover shows the values of all of them at the nearest."""
     known = [(x, y) for one in series for x, y in one.points if y is not None and drawable(y)]
     if not known:
         return _draw("nothing.html", {})
@@ -140,9 +142,8 @@ def line_chart(label: str, series: Sequence[Series], y_label: str, x_label: str 
     xs = sorted({x for x, _ in known})
     across = AxisScale(xs[0], xs[-1], LINES.left, LINES.right)
     up = AxisScale(steps[0], steps[-1], LINES.bottom, LINES.top)
-    axes = Axes(
-        LINES, _ticks(whole_ticks(xs[0], xs[-1]), across), _ticks(steps, up), x_label, _shortened(y_label, UPRIGHT)
-    )
+    x_ticks = (whole_ticks if whole else ticks)(xs[0], xs[-1])
+    axes = Axes(LINES, _ticks(x_ticks, across), _ticks(steps, up), x_label, _shortened(y_label, UPRIGHT))
     named = [(one.name or y_label, dict(one.points)) for one in series]
     texts = (
         "\n".join([f"{x_label} {x:g}", *(f"{name}: {number(found[x])}" for name, found in named if x in found)])

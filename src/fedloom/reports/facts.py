@@ -2,70 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from fedloom.errors import FedloomError
+from fedloom.evaluation.metric import is_of_records
 from fedloom.federation.building import describe
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
-from fedloom.privacy.summary import NONE, summarise
+from fedloom.privacy.summary import NONE
 from fedloom.reports.audits import AuditFacts, read_audit
 from fedloom.reports.downstream import DownstreamFacts, read_downstream
 from fedloom.reports.health import SiloHealth, health_of
-from fedloom.reports.logs import UNREADABLE, History, histories, read_rows
-from fedloom.runs.checkpoint import load_checkpoint
-from fedloom.runs.folder import RunFolder
-
-Found = TypeVar("Found")
-
-
-class ReportedRun(Protocol):
-    """What a report asks of a run."""
-
-    @property
-    def folder(self) -> RunFolder:
-        """Where it lies."""
-        ...
-
-    def generator(self) -> Generator:
-        """Its newest generators."""
-        ...
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A run with its generators and its records, as far as they can be had; else a sentence that says why not."""
-
-    run: ReportedRun
-    generator: Generator | None
-    no_generator: str
-    federation: Federation | None
-    no_records: str
-
-
-def subject_of(run: ReportedRun, federation: Federation | str) -> Subject:
-    """Open what a run left; ``federation`` is what its configuration describes, or why that cannot be loaded."""
-    generator, why = None, ""
-    try:
-        generator = run.generator()
-        for group in generator.groups:
-            generator.model(group)  # a checkpoint of another model shows here
-        made_with = load_checkpoint(run.folder.path).facts.get("federation")
-    except FedloomError as error:
-        why = str(error)
-    except Exception as error:  # a damaged checkpoint may fail anywhere in torch; the rest of the page stands
-        generator, why = None, f"the checkpoint does not fit this run ({type(error).__name__}: {error})"
-    if isinstance(federation, str):
-        return Subject(run, generator, why, None, f"the data cannot be loaded again: {federation}")
-    if generator is not None and made_with != federation.digest:
-        return Subject(run, generator, why, None, "the data that run.toml describes are not those it was trained on")
-    return Subject(run, generator, why, federation, "")
+from fedloom.reports.logs import History, histories
+from fedloom.reports.reading import FolderReader
+from fedloom.reports.subject import Subject
+from fedloom.reports.verdict import Judged, Verdict, read_judged, verdict_of
+from fedloom.runs.folder import DIGEST
+from fedloom.runs.metrics import family_of
 
 
 @dataclass(frozen=True)
@@ -95,6 +52,7 @@ class RunFacts:
     rounds_done: int
     rounds_planned: int
     status: Mapping[str, Any]
+    verdict: Verdict
     modality: str  # of the records; empty where they could not be read
     shape: tuple[int, ...]
     groups: tuple[str, ...]
@@ -115,92 +73,66 @@ class RunFacts:
     not_for_release: str = ""
     downstream: DownstreamFacts = field(default_factory=DownstreamFacts)
     health: tuple[SiloHealth, ...] = ()  # of silos that are machines of their own
+    judged: Judged = field(default_factory=Judged)  # the numbers that the verdict goes by
+    outside_guarantee: tuple[str, ...] = ()  # kinds of numbers that were computed from records and are not charged
+    public: bool = False  # whether everybody has the records
+    with_records: bool = False  # whether records that are not public are shown nevertheless
 
 
 def facts_of(subject: Subject, label: str) -> RunFacts:
     """Read a run folder; whatever is damaged becomes a sentence in ``problems``."""
-    folder, problems = subject.run.folder, []
-
-    def rows(name: str) -> list[dict[str, Any]]:
-        try:
-            return read_rows(folder.path / name)
-        except UNREADABLE as error:
-            problems.append(f"{name} cannot be read ({type(error).__name__})")
-            return []
-
-    def mapping(name: str) -> dict[str, Any]:
-        path = folder.path / name
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except UNREADABLE as error:
-            problems.append(f"{name} cannot be read ({type(error).__name__})")
-            return {}
-        return _two_levels(found) if isinstance(found, dict) else {}
-
-    def read(name: str, reader: Callable[[Path], Found], nothing: Found) -> Found:
-        try:
-            return reader(folder.path / name)
-        except UNREADABLE as error:
-            problems.append(f"{name} cannot be read ({type(error).__name__})")
-            return nothing
-
-    config, method = folder.config, _method(subject)
-    attacked = read("audit.json", read_audit, AuditFacts())
-    heads = read("downstream.json", read_downstream, DownstreamFacts())
-    privacy = _privacy(folder, problems)
-    egress = rows("egress.jsonl")
-    later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in rows("evaluations.jsonl")]
-    history = histories([*rows("metrics.jsonl"), *later])
-    asked = [row for row in rows("silos.jsonl") if row.get("event") == "asked"]  # of a deployment, retries and all
-    traffic = {"bytes": _bytes_by_round(egress), "bytes_down": _bytes_by_round(asked)}
-    history |= {key: values for key, values in traffic.items() if values}
-    setting = subject.federation or subject.generator
-    options = {key: value for key, value in config.to_mapping()["method"].items() if key != "name"}
+    folder, method, held = subject.run.folder, _method(subject), subject.federation
+    files = FolderReader(folder)
+    config, setting, egress = folder.config, held or subject.generator, files.rows("egress.jsonl")
+    settings, privacy = config.to_mapping(), files.privacy()
+    metrics = _history(files, egress)
     return RunFacts(
         label=label,
         folder=str(folder.path),
         name=config.name,
         method=config.method.name,
-        options=options,
+        options={key: value for key, value in settings["method"].items() if key != "name"},
         seed=config.seed,
         rounds_done=folder.rounds_done,
         rounds_planned=config.rounds,
-        status={"state": "unfinished", "round": folder.rounds_done, "reason": "", **mapping("status.json")},
-        modality=subject.federation.modality.name if subject.federation else "",
-        shape=subject.federation.shape if subject.federation else (),
+        status={"state": "unfinished", "round": folder.rounds_done, "reason": "", **files.mapping("status.json")},
+        verdict=verdict_of(folder),
+        judged=files.read("verdict.json", read_judged, Judged()),
+        modality=held.modality.name if held else "",
+        shape=held.shape if held else (),
         groups=setting.groups if setting else (),
-        classes=subject.federation.classes if subject.federation else (),
-        silos=_silos(subject.federation, egress),
+        classes=held.classes if held else (),
+        silos=_silos(held, egress, with_classes=subject.shows_records),
         plan=_plan(method) if method else {},
         payloads={payload.name: payload.cost for payload in method.plan.payloads} if method else {},
         guarantee=privacy.get("guarantee", NONE if method else ""),
         privacy=privacy,
+        outside_guarantee=tuple(dict.fromkeys(family_of(key) for key in metrics if is_of_records(key))),
+        public=subject.is_public,
+        with_records=subject.with_records and not subject.is_public,
         parameters=_parameters(subject.generator) if subject.generator else {},
-        metrics=history,
-        environment=mapping("environment.json"),
-        config=config.to_mapping(),
+        metrics=metrics,
+        environment={name: value for name, value in files.mapping("environment.json").items() if name != DIGEST},
+        config=settings,
         reproduce=shlex.join(["fedloom", "run", str(folder.path / "run.toml"), "--out", f"{folder.path}-again"]),
         no_records=subject.no_records,
-        problems=tuple(problems),
-        audit=attacked,
+        audit=files.read("audit.json", read_audit, AuditFacts()),
         not_for_release=folder.not_for_release,
-        downstream=heads,
-        health=health_of(rows("silos.jsonl")),
+        downstream=files.read("downstream.json", read_downstream, DownstreamFacts()),
+        health=health_of(files.rows("silos.jsonl")),
+        problems=tuple(files.problems),
     )
 
 
-def _privacy(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
-    """What the settings and the ledger say, where a mechanism was asked for."""
-    settings = folder.config.privacy
-    if settings.mechanism == "none":
-        return {}
-    try:
-        return summarise(settings, folder.ledger).to_mapping()
-    except FedloomError as error:
-        problems.append(str(error))
-    except Exception as error:  # a stranger's ledger may hold anything where events and budgets stand
-        problems.append(f"{folder.ledger.name} cannot be read ({type(error).__name__})")
-    return {"guarantee": "no DP guarantee: the ledger cannot be read"}
+def _history(files: FolderReader, egress: list[dict[str, Any]]) -> History:
+    """Every number by its key: of the run, of later evaluations, and what passed in each round."""
+    later = [{"round": row["round"], str(row.get("key")): row.get("value")} for row in files.rows("evaluations.jsonl")]
+    found = histories([*files.rows("metrics.jsonl"), *later])
+    asked = [
+        row for row in files.rows("silos.jsonl") if row.get("event") == "asked"
+    ]  # of a deployment, retries and all
+    traffic = {"bytes": _bytes_by_round(egress), "bytes_down": _bytes_by_round(asked)}
+    return found | {key: values for key, values in traffic.items() if values}
 
 
 def _method(subject: Subject) -> Method | None:
@@ -213,15 +145,6 @@ def _method(subject: Subject) -> Method | None:
         return make_method(Setting.of(subject.run.folder.config, subject.federation))
     except FedloomError:
         return None
-
-
-def _two_levels(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Single values, and those of tables as ``table.key``; whatever lies deeper is nothing that fedloom writes."""
-    plain = {key: value for key, value in found.items() if isinstance(value, str | int | float)}
-    tables = {key: value for key, value in found.items() if isinstance(value, dict)}
-    for key, table in tables.items():
-        plain |= {f"{key}.{name}": value for name, value in table.items() if isinstance(value, str | int | float)}
-    return plain
 
 
 def _plan(method: Method) -> dict[str, dict[str, Any]]:
@@ -245,8 +168,11 @@ def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 2**63 else 0
 
 
-def _silos(federation: Federation | None, egress: list[dict[str, Any]]) -> tuple[SiloFacts, ...]:
-    """Every silo of the federation, and every one that the egress log names."""
+def _silos(federation: Federation | None, egress: list[dict[str, Any]], *, with_classes: bool) -> tuple[SiloFacts, ...]:
+    """Every silo of the federation, and every one that the egress log names.
+
+    How many records of each class a silo has is nobody's business where they are not public: few give somebody away.
+    """
     held = {summary.name: summary for summary in describe(federation)} if federation else {}
     sent: dict[str, list[dict[str, Any]]] = {name: [] for name in held}
     for row in egress:
@@ -261,7 +187,7 @@ def _silos(federation: Federation | None, egress: list[dict[str, Any]]) -> tuple
                 name=name,
                 groups=summary.groups if summary else _groups_in(blocks),
                 records=summary.records if summary else None,
-                classes=summary.classes if summary else {},
+                classes=summary.classes if summary and with_classes else {},
                 rounds=len({row["round"] for row in rows}),
                 bytes=sum(_count(row.get("bytes")) for row in rows),
                 blocks=blocks,

@@ -7,18 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from fedloom.evaluation.metric import count_of, described, metric_title
+from fedloom.evaluation.metric import count_of, described, metric_title, reading_of
 from fedloom.reports.charts import COLOURS, Series, line_chart, number
 from fedloom.reports.facts import RunFacts
 from fedloom.reports.figures import Listing
 from fedloom.reports.logs import History, last
 from fedloom.reports.parts import section_body
-from fedloom.runs.metrics import TRAINING, is_metric, of_whom, sample_count, split_key, uncounted
+from fedloom.runs.metrics import TRAINING, family_of, is_metric, of_whom, sample_count, split_key, uncounted
 from fedloom.templating import render
 
 MOST_LINES = 24  # in one chart
 MOST_COLUMNS = 8  # groups beside each other in a table
 SILO = "/silo="
+SPENT = "privacy/epsilon/max"
 
 
 def metrics_body(facts: RunFacts) -> Markup:
@@ -97,6 +98,20 @@ def _curves(facts: RunFacts, *, training: bool) -> list[tuple[str, Markup]]:
     return charts
 
 
+def quality_over_epsilon(facts: RunFacts) -> list[tuple[str, Markup]]:
+    """What each round's epsilon bought: a chart for each metric of everybody that has a better side."""
+    spent, charts = facts.metrics.get(SPENT, {}), []
+    for key, history in facts.metrics.items():
+        reading = reading_of(key)
+        points = [(spent[x], y) for x, y in history.items() if spent.get(x) is not None]
+        if reading and reading.better and not split_key(key)[1] and len(points) > 1:
+            line = [Series("", [(x, y) for x, y in points if x is not None])]
+            name = curve_name(family_of(key))
+            chart = line_chart(f"{name} over epsilon spent", line, name, "epsilon spent", whole=False)
+            charts.append((name, chart))
+    return charts
+
+
 def metric_name(key: str) -> Markup:
     """What people call a metric; whoever points at it is shown the key."""
     return render("reports/templates/metric.html", {"key": key, "title": metric_title(key)})
@@ -116,6 +131,7 @@ def points_of(key: str, history: Mapping[int, float | None]) -> tuple[tuple[int,
 def curve_name(key: str) -> str:
     """What people call a curve, with its unit where its key does not say it."""
     known = {
+        SPENT: "epsilon spent",
         "seconds": "seconds a round",
         "steps": "steps a round",
         "bytes": "MB that left in a round",

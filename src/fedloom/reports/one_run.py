@@ -14,7 +14,7 @@ from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.figures import Listing, Panel
 from fedloom.reports.health import MARKS
-from fedloom.reports.metrics import metrics_body, training_body
+from fedloom.reports.metrics import metric_name, metrics_body, quality_over_epsilon, training_body
 from fedloom.reports.parts import (
     Section,
     Story,
@@ -28,7 +28,8 @@ from fedloom.templating import render
 
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_BEATS = 30  # rounds in which one sees how a silo was
-BROAD_PANELS = {"reconstructions", "interpolations", "nearest-neighbours", "outliers"}
+CLASSES = "classes"
+BROAD_PANELS = {CLASSES, "reconstructions", "interpolations", "nearest-neighbours", "outliers"}
 SMALL_PANELS = {"prior-swap", "pathways"}
 
 
@@ -42,13 +43,19 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
 
     if with_samples:
         add("samples", "Samples, round by round", sample_films([story]))
+    panels = {name: _panel(name, panel) for name, panel in story.panels.items()}
+    if CLASSES in panels:  # nobody needs to ask what they are of
+        add(CLASSES, story.panels[CLASSES].title, panels.pop(CLASSES))
     add("silos", "Who took part", _silos(facts))
     add("sharing", "Who shares what", sharing_body(facts))
     add("metrics", "Metrics", metrics_body(facts))
+    add("classes-learned", "What samples teach", _taught(facts))
+    if curves := quality_over_epsilon(facts):
+        add("epsilon", "Quality over epsilon", section_body("curves", {"curves": curves}))
     add("downstream", "What it is good for", _downstream(facts))
     add("training", "Training", training_body(facts))
-    for name, panel in story.panels.items():
-        add(name, panel.title, _panel(name, panel))
+    for name, body in panels.items():
+        add(name, story.panels[name].title, body)
     add("health", "How silos are", _health(facts))
     add("egress", "What left each silo", _egress(facts))
     add("privacy", "Privacy", _privacy(facts))
@@ -72,10 +79,17 @@ def run_heading(story: Story, without: Collection[str] = ()) -> Markup:
         "groups": (names if len(names) <= 40 else f"{len(facts.groups):,}") or "unknown",
         "training records": f"{sum(records):,}" if records else "unknown",
         "left the silos": size(sum(silo.bytes for silo in facts.silos)),
-        "privacy": facts.guarantee.partition(" for each ")[0] or "unknown",
+        "privacy": _card(facts),
     }
     shown = {name: value for name, value in cards.items() if name not in without}
-    return render("reports/templates/heading.html", {"cards": shown, "warnings": story.findings})
+    values = {"verdict": facts.verdict, "cards": shown, "warnings": story.findings}
+    return render("reports/templates/heading.html", values)
+
+
+def _card(facts: RunFacts) -> str:
+    """The guarantee in so few words that a card holds them."""
+    epsilon = facts.privacy.get("epsilon")
+    return f"ε {format_epsilon(epsilon)}" if epsilon else facts.guarantee.partition(":")[0] or "unknown"
 
 
 def _silos(facts: RunFacts) -> Markup:
@@ -163,11 +177,23 @@ def _privacy(facts: RunFacts) -> Markup:
     values = {
         "guarantee": facts.guarantee,
         "explained": explained.get(facts.guarantee, ""),
+        "outside": [metric_name(family) for family in facts.outside_guarantee],
         "parts": Listing(("", ""), parts),
         "accounts": Listing(headers, rows, right=(1, 2, 3, 5)),
         "hidden": len(accounts) - MOST_SILOS,
     }
     return section_body("privacy", values)
+
+
+def _taught(facts: RunFacts) -> Markup | None:
+    """How often a classifier that learned from samples is right, class by class; nothing where none was fitted."""
+    judged = facts.judged
+    if not judged.of_classes:
+        return None
+    utility = (judged.utility.get("samples"), judged.utility.get("records"))
+    rows = [(name, *pair) for name, pair in {"all classes": utility, **judged.of_classes}.items()]
+    headers = ("class", "learned from samples", "learned from records")
+    return section_body("taught", {"classes": Listing(headers, rows)})
 
 
 def _downstream(facts: RunFacts) -> Markup | None:

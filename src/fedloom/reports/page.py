@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedloom.reports.one_run import run_heading, run_sections
 from fedloom.reports.parts import Section, Story, method_of, title_of
-from fedloom.reports.several_runs import comparison_sections
+from fedloom.reports.several_runs import comparison_sections, verdicts
 from fedloom.templating import render
 
 ROOM = Path(__file__).parent
@@ -24,9 +24,10 @@ def page(stories: Sequence[Story], version: str, json_name: str) -> str:
     values = {
         "title": f"{len(stories)} runs compared" if several else title_of(stories[0].facts),
         "labels": ", ".join(story.facts.label for story in stories),
-        "heading": "" if several else run_heading(stories[0]),
+        "heading": verdicts(stories) if several else run_heading(stories[0]),
         "found": comparison_sections(stories) if several else run_sections(stories[0], "", with_samples=True),
         "runs": [_collapsed(f"run{i}", story) for i, story in enumerate(stories, start=1)] if several else [],
+        "with_records": any(story.facts.with_records for story in stories),
         "style": style,
         "script": script,
         "hashes": {"style": _hash(style), "script": _hash(script)},

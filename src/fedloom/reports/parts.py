@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
@@ -23,6 +23,7 @@ class Story:
     findings: Sequence[Finding]
     samples: Samples
     panels: Mapping[str, Panel]
+    real: Mapping[str, str] = field(default_factory=dict)  # a grid of held-out records of each group
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def sample_films(stories: Sequence[Story]) -> Markup:
     values = {
         "rounds": sorted({number for films in rows.values() for film in films.values() for number in film}),
         "rows": rows,
+        "real": {group: picture for story in stories for group, picture in story.real.items()},
         "broken": [file for story in stories for file in story.samples.broken][:5],
     }
     return section_body("samples", values)

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
-from fedloom.reports.facts import ReportedRun, facts_of, subject_of
+from fedloom.reports.facts import facts_of
 from fedloom.reports.findings import findings
 from fedloom.reports.page import page
 from fedloom.reports.panels import panels_of
 from fedloom.reports.parts import Story
 from fedloom.reports.pictures import samples_of
+from fedloom.reports.places import parents_of, without_places
+from fedloom.reports.record_panels import real_records
 from fedloom.reports.several_runs import comparison
+from fedloom.reports.subject import ReportedRun, Subject, subject_of
 from fedloom.runs.files import write_atomically
 from fedloom.streams import Streams
 
@@ -30,11 +33,15 @@ SCHEMA = 1
 SAMPLES_BUDGET = 3_000_000  # bytes of sample grids on a page, all runs together
 
 
-def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
-    """Write the page about one run, or several compared, to ``out``, and its numbers to the JSON file beside it."""
+def write_report(runs: Sequence[ReportedRun], out: Path, *, with_records: bool = False) -> None:
+    """Write the page about one run, or several compared, to ``out``, and its numbers to the JSON file beside it.
+
+    Records of silos that are not public are shown only ``with_records``, and then every page says so.
+    """
     if out.suffix.lower() != ".html":
         raise ConfigError(f"--out = '{out}' must end in .html")
-    stories, version, numbers = stories_of(runs), fedloom.__version__, out.with_suffix(".json")
+    stories = stories_of(runs, with_records=with_records)
+    version, numbers = fedloom.__version__, out.with_suffix(".json")
     html = page(stories, version, numbers.name)
     found = {
         "schema": SCHEMA,
@@ -47,7 +54,7 @@ def write_report(runs: Sequence[ReportedRun], out: Path) -> None:
     write_atomically(out, html.encode("utf-8", errors="replace"))
 
 
-def stories_of(runs: Sequence[ReportedRun]) -> list[Story]:
+def stories_of(runs: Sequence[ReportedRun], *, with_records: bool = False) -> list[Story]:
     """Read all runs; those that describe the same data share them."""
     federations: dict[tuple[DataConfig, AuditConfig, int], Federation | str] = {}
     stories = []
@@ -56,11 +63,23 @@ def stories_of(runs: Sequence[ReportedRun]) -> list[Story]:
         key = (config.data, config.audit, config.seed)
         if key not in federations:
             federations[key] = _federation(*key)
-        subject = subject_of(run, federations[key])
-        facts = facts_of(subject, label)
-        samples = samples_of(run.folder.path, facts.groups, SAMPLES_BUDGET // len(runs))
-        stories.append(Story(facts, findings(facts), samples, panels_of(subject)))
+        subject = subject_of(run, federations[key], with_records=with_records)
+        stories.append(_story(subject, label, SAMPLES_BUDGET // len(runs)))
     return stories
+
+
+def _story(subject: Subject, label: str, budget: int) -> Story:
+    facts = facts_of(subject, label)
+    samples = samples_of(subject.run.folder.path, facts.groups, budget)
+    story = Story(facts, findings(facts), samples, panels_of(subject), real_records(subject))
+    if subject.is_public:
+        return story
+    parents = parents_of(subject.run.folder)
+    panels = {
+        name: replace(panel, missing=without_places(panel.missing, parents)) for name, panel in story.panels.items()
+    }
+    named = {part: without_places(getattr(story, part), parents) for part in ("facts", "findings")}
+    return replace(story, panels=panels, **named)
 
 
 def _federation(data: DataConfig, audit: AuditConfig, seed: int) -> Federation | str:
@@ -71,11 +90,9 @@ def _federation(data: DataConfig, audit: AuditConfig, seed: int) -> Federation |
 
 
 def _labels(runs: Sequence[ReportedRun]) -> list[str]:
-    """The folders' names; whole paths where two of them have the same, numbers where even these are equal."""
+    """The folders' names, without their places; numbered where two of them have the same."""
     names = [run.folder.path.name for run in runs]
-    paths = [str(run.folder.path) for run in runs]
-    labels = [path if Counter(names)[name] > 1 else name for name, path in zip(names, paths, strict=True)]
-    return [f"{label} [{i}]" if Counter(labels)[label] > 1 else label for i, label in enumerate(labels, start=1)]
+    return [f"{name} [{i}]" if Counter(names)[name] > 1 else name for i, name in enumerate(names, start=1)]
 
 
 def _numbers(story: Story) -> dict[str, Any]:

@@ -13,6 +13,13 @@ from fedloom.reports.logs import last
 from fedloom.reports.metrics import MOST_LINES, curve_name, losses_first, metric_name, points_of
 from fedloom.reports.parts import Section, Story, method_of, sample_films, section_body
 from fedloom.runs.metrics import family_of, is_metric, of_whom, sample_count
+from fedloom.templating import render
+
+
+def verdicts(stories: Sequence[Story]) -> Markup:
+    """What to think of each run."""
+    found = [(story.facts.label, story.facts.verdict) for story in stories]
+    return render("reports/templates/verdicts.html", {"verdicts": found})
 
 
 def comparison_sections(stories: Sequence[Story]) -> list[Section]:

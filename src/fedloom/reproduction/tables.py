@@ -188,7 +188,7 @@ def identity(config: Config) -> str:
     """
     plain = replace(config, seed=0, evaluation=EvaluationConfig())
     settings = plain.to_mapping()
-    del settings["name"], settings["engine"]
+    del settings["name"], settings["engine"], settings["data"]["public"]
     told = _without(settings, Config().to_mapping())
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

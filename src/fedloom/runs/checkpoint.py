@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.errors import RunFolderError
+from fedloom.outline import in_outline
 from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
 from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
 from fedloom.sharing.codec import packed
@@ -26,6 +27,8 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class Checkpoint:
     """A federation's state as named tensors, and what the index says about it."""
+
+    __repr__ = in_outline
 
     round: int
     server: Tensors
@@ -73,6 +76,17 @@ def checkpoint_rounds(run: Path) -> list[int]:
     folder = run / "checkpoints"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"round-(\d+)", name)))
+
+
+def newest_facts(run: Path) -> dict[str, Any]:
+    """What the newest checkpoint says beside its tensors, which are not looked at; nothing where there is none."""
+    rounds = checkpoint_rounds(run)
+    try:
+        return dict(
+            json.loads((folder_of(run, rounds[-1]) / "index.json").read_text(encoding="utf-8")) if rounds else {}
+        )
+    except (OSError, ValueError, TypeError):  # whoever loads it will say what is wrong
+        return {}
 
 
 def load_checkpoint(run: Path, round_number: int | None = None) -> Checkpoint:

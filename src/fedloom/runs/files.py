@@ -57,16 +57,18 @@ NO_LINKS: Mapping[str, Path] = {}
 
 
 @contextlib.contextmanager
-def folder_appearing(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
+def folder_appearing(folder: Path, *, replaces: bool = False, mode: int = 0o777) -> Iterator[Path]:
     """A folder to write into that gets its name at the end, when all is on disk; after any failure there is none.
 
-    One that lies there already is in the way, unless the new one ``replaces`` it.
+    One that lies there already is in the way, unless the new one ``replaces`` it; ``mode`` is less what the process
+    masks.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with explained(folder):
         try:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(mode)
             yield temporary
             for path in temporary.rglob("*"):
                 _sync(path)
@@ -80,9 +82,11 @@ def folder_appearing(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
             raise
 
 
-def write_folder_atomically(folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS) -> None:
+def write_folder_atomically(
+    folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS, mode: int = 0o777
+) -> None:
     """A whole folder appears at once; ``links`` are files on disk already, which it shares rather than copies."""
-    with folder_appearing(folder, replaces=True) as temporary:
+    with folder_appearing(folder, replaces=True, mode=mode) as temporary:
         for name, data in files.items():
             (temporary / name).write_bytes(data)
         for name, path in links.items():

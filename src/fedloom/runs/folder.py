@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,19 @@ from fedloom.runs.metrics import is_metric
 
 ENDS = ("finished", "diverged")
 SECRET_FILE, SECRET = "noise.key", 32  # bytes
-NOISE = "noise"  # in environment.json
+NOISE, DATA = "noise", "data"  # in environment.json
+DIGEST = f"{DATA}.digest"  # whoever guesses the records could tell from it that he is right
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What a run was really trained on; the digest tells records apart and stays out of all that is handed on."""
+
+    name: str  # of the source, or where the records were instead
+    digest: str = ""  # of the federation; empty: an older version did not write it down
+    public: bool = False  # whether everybody has the records
+    medical: bool = False  # whether the source is known to hold records of patients
+    knows_subjects: bool = False  # whether all silos' records say whose they are
 
 
 @dataclass(frozen=True)
@@ -44,16 +56,21 @@ class RunFolder:
     config: Config
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
-        """Start a new folder; it appears whole, or not at all."""
+    def create(cls, path: Path, config: Config, data: DataSource | None = None) -> RunFolder:
+        """Start a new folder, for a run on these data; it appears whole, or not at all.
+
+        Of a private run it is its owner's alone: ledger, log and checkpoints tell more than what is handed on.
+        """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunFolderError(
                 f"{path} exists already; choose another --out, or 'fedloom resume {path}' to go on with it"
             )
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        files = {"run.toml": config.to_toml(), "environment.json": json.dumps(environment(), indent=2)}
-        write_folder_atomically(path, {name: text.encode() for name, text in files.items()})
+        found = environment() | ({DATA: asdict(data)} if data else {})
+        files = {"run.toml": config.to_toml(), "environment.json": json.dumps(found, indent=2)}
+        mode = 0o777 if config.privacy.mechanism == "none" else 0o700
+        write_folder_atomically(path, {name: text.encode() for name, text in files.items()}, mode=mode)
         return cls(path, config)
 
     @classmethod
@@ -82,9 +99,29 @@ class RunFolder:
         write_json(self.path / "environment.json", {**self.environment, **facts})
 
     @property
+    def data_source(self) -> DataSource:
+        """What the run was trained on; of an older version's runs no more than what their settings say is known.
+
+        Whoever marks records as public later, in run.toml, is believed.
+        """
+        found = self.environment.get(DATA)
+        known = DataSource(**found) if found else DataSource(self.config.data.source)
+        return replace(known, public=known.public or self.config.data.public)
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether its silos are machines of their own."""
+        return bool(self.environment.get("engine_choice", {}).get("name") == "flower")
+
+    @property
     def ledger(self) -> Path:
         """Where a simulated run under DP-SGD keeps account of what it spent."""
         return self.path / "ledger.sqlite"
+
+    @property
+    def statements(self) -> Path:
+        """Where the signed statements of a federation's silos lie, once its run has ended."""
+        return self.path / "statements.json"
 
     def secret(self) -> bytes:
         """What a private run's noise is drawn from: made at its start, and gone as soon as it has ended."""
@@ -120,6 +157,10 @@ class RunFolder:
     def audit(self) -> dict[str, Any]:
         """What ``fedloom audit`` found last; empty where it has not looked."""
         return self._found("audit.json")
+
+    def record_judgement(self, found: Mapping[str, Any]) -> None:
+        """Keep the numbers by which the run is judged."""
+        write_json(self.path / "verdict.json", found)
 
     def record_downstream(self, found: Mapping[str, Any]) -> None:
         """Keep what ``fedloom downstream`` found last."""

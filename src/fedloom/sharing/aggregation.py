@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import FedloomWarning
+from fedloom.outline import in_outline
 from fedloom.sharing.plan import BlockKey, Scope, Seen, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
@@ -86,6 +87,8 @@ def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 class Copies:
     """The copies of one block that came in a round, in the order of their silos."""
 
+    __repr__ = in_outline
+
     each: Sequence[Tensors]
     weights: Sequence[float]  # of the silos, before they are normalised
     known: Tensors  # the server's own before the round; empty where it had none
@@ -148,6 +151,8 @@ class Mean(Merge):
 @dataclass(frozen=True)
 class Delivered:
     """What reaches the server step."""
+
+    __repr__ = in_outline
 
     merged: Mapping[BlockKey, Tensors]  # one copy of each GLOBAL and GROUP block that enough silos sent
     updates: Sequence[Update]  # of single silos as far as they are shown, then their sum, as of a silo "all"

@@ -24,16 +24,17 @@ BLOCKS, PAYLOADS, AVERAGES, MEMORY, STATE, RECEIVED = (
 )
 
 Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
-def placed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Tensors with a prefix before each name."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
+def placed(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Tensors, or tables of them, with a prefix before each name."""
+    return {prefix + name: value for name, value in values.items()}
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def under(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
     """The inverse of :func:`placed`: those whose names begin so, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def flat(prefix: str, parts: Mapping[Key, Mapping[str, Tensor]]) -> Tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedloom.errors import EgressError, FedloomError
 from fedloom.federation.rounds import Site
+from fedloom.outline import in_outline
+from fedloom.sharing.codec import BLOCKS, PAYLOADS, placed, under
 from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
 
 
@@ -18,11 +20,24 @@ from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
 class Update:
     """Blocks by owner and payloads by name, from one silo in one round."""
 
+    __repr__ = in_outline
+
     silo: str
     round: int
     blocks: Mapping[BlockKey, Tensors]
     counts: Mapping[str, float]  # the silo's number of records or subjects, in all ("all") and per group ("group=...")
     payloads: Mapping[str, Tensors] = field(default_factory=dict)  # payload -> its tensors, by name
+
+    @property
+    def parts(self) -> dict[str, Tensors]:
+        """Blocks and payloads beside each other, as they travel."""
+        return placed(BLOCKS, {str(key): part for key, part in self.blocks.items()}) | placed(PAYLOADS, self.payloads)
+
+    def holding(self, parts: Mapping[str, Tensors]) -> Update:
+        """The same update with these parts; whatever is no block is a payload, and declared or not."""
+        blocks = {BlockKey.of(key): part for key, part in under(BLOCKS, parts).items()}
+        payloads = {n.removeprefix(PAYLOADS): part for n, part in parts.items() if not n.startswith(BLOCKS)}
+        return replace(self, blocks=blocks, payloads=payloads)
 
 
 @dataclass(frozen=True)

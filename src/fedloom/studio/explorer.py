@@ -22,6 +22,7 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.methods.generator import Generator
 from fedloom.modalities.base import modality_of
+from fedloom.outline import in_outline
 from fedloom.streams import Streams
 
 REACH = 3.0  # how far from the mean a slider goes: 3 standard deviations
@@ -47,6 +48,8 @@ class View:
 @dataclass(frozen=True)
 class Directions:
     """The main directions as columns, and which part of all change each makes."""
+
+    __repr__ = in_outline
 
     axes: Tensor  # (dimensions, directions)
     shares: tuple[float, ...]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 import fedloom
 from fedloom.reports.one_run import run_heading, run_sections
 from fedloom.reports.parts import Story, method_of
-from fedloom.reports.several_runs import comparison_sections
+from fedloom.reports.several_runs import comparison_sections, verdicts
 from fedloom.studio.explorer import REACH, Explorer, View
 from fedloom.studio.papers import declared, parts_of_table, tables_by_paper
 from fedloom.studio.run_summary import RunSummary
@@ -104,7 +104,7 @@ def compare_body(stories: Sequence[Story]) -> str:
 
 
 def _compare_body(stories: Sequence[Story]) -> dict[str, object]:
-    return {"heading": "", "found": comparison_sections(stories)}
+    return {"heading": verdicts(stories), "found": comparison_sections(stories)}
 
 
 # Papers

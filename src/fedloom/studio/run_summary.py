@@ -15,6 +15,7 @@ from fedloom.evaluation.metric import metric_title, reading_of
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
+from fedloom.reports.verdict import Verdict, verdict_of
 from fedloom.reproduction.tables import identity
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import TRAINING, split_key, uncounted
@@ -27,7 +28,7 @@ HEADLINES = ("frechet", "kernel", "domain-hit", "blend", "utility", "probe", "nl
 MOST_HEADLINES = 2
 # Whatever a round, an evaluation or an end changes.
 SIGNS = (
-    *("run.toml", "metrics.jsonl", "evaluations.jsonl", "silos.jsonl"),
+    *("run.toml", "metrics.jsonl", "evaluations.jsonl", "silos.jsonl", "verdict.json"),
     *("status.json", "audit.json", "downstream.json", "checkpoints"),
 )
 
@@ -63,6 +64,7 @@ class RunSummary:
     seconds: float | None = None  # of the last round
     best: tuple[Best, ...] = ()
     privacy: str = ""
+    verdict: Verdict | None = None  # nothing before the end
     ended: str = ""  # "finished" or "diverged", once it is over
     identities: frozenset[str] = frozenset()  # by which the rows of papers' tables know their runs
 
@@ -133,6 +135,7 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
         seconds=finite(newest.get("seconds")),
         best=tuple(_headlines(history)),
         privacy=_privacy(config.privacy.mechanism, history),
+        verdict=verdict_of(folder) if ended != "unfinished" else None,
         ended="" if ended == "unfinished" else ended,
         identities=_identities(config),
     )

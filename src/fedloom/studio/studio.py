@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import load
-from fedloom.reports.facts import facts_of, subject_of
+from fedloom.reports.facts import facts_of
 from fedloom.reports.findings import findings
 from fedloom.reports.parts import Story
 from fedloom.reports.pictures import Samples, grids_of, sample_files
+from fedloom.reports.subject import subject_of
 from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer

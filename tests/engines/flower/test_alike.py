@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedloom.config import Config
 from fedloom.engines.base import initial_state, received_by, site_of
@@ -27,6 +28,7 @@ from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import METHODS
+from fedloom.privacy.clipping import Lengths, Quantile
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.codec import packed, unpacked
@@ -233,6 +235,92 @@ def test_a_record_whose_loss_is_no_number_counts_for_nothing_and_spoils_nothing(
     assert all_finite(sent["bright"])
     assert sent["bright"] == sent["less"]
     assert sent["bright"] != sent["other"]
+
+
+@dataclass
+class Gpu(TorchFunctionMode):
+    """A device that fails for good when something fails on it, as a GPU does that looks up a class there is not."""
+
+    dead: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.dead:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.dead = True
+            raise
+
+    def trains(self, patch: pytest.MonkeyPatch) -> None:
+        """Have all steps of training done here."""
+        whole = Trainer._steps
+
+        def steps(*arguments: Any) -> Iterator[dict[str, Tensor]]:
+            found = whole(*arguments)
+            while True:
+                with self:
+                    terms = next(found, None)
+                if terms is None:
+                    return
+                yield terms
+
+        patch.setattr(Trainer, "_steps", steps)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 10**6])
+@pytest.mark.parametrize("method", ["dp_cgan", "dp_cvae", "flow", "linear_head"])
+def test_a_class_that_there_is_not_never_meets_a_device_that_it_would_end(
+    method: str, label: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: with such a record a silo's GPU failed, its answer said so, and so did all later ones."""
+    plain, config = records(SHAPES[True]), config_for(method, *SMALL.get(method, ()))
+    worlds = {"without": federation(plain), "with": federation(with_record(plain, 0.5, label))}
+    answers: dict[str, list[Frame]] = {}
+    for name, world in worlds.items():
+        gpu, silo = Gpu(), service(tmp_path / name, world)
+        with monkeypatch.context() as patch:
+            gpu.trains(patch)
+            answers[name] = [silo.answer(task(config, worlds["without"], same, round)) for round in (1, 2)]
+        assert not gpu.dead
+    for without, other in zip(*answers.values(), strict=True):
+        assert without.kind == "update"
+        assert form(other) == form(without)
+
+
+def test_a_record_of_no_class_counts_for_nothing_and_spoils_nothing(tmp_path: Path) -> None:
+    """Whatever it is, the update has the same bits; and not those that it has with a class."""
+    plain, config = records(SHAPES[True]), config_for("linear_head", "local.steps=1", "local.optimizer=sgd")
+    worlds = {"one": (0.5, -1), "another": (0.25, -1), "too many": (0.5, 3), "of a class": (0.5, 1)}
+    sent = {
+        name: service(tmp_path / name, federation(with_record(plain, *own))).answer(
+            task(config, federation(plain), same)
+        )
+        for name, own in worlds.items()
+    }
+    assert sent["one"] == sent["another"] == sent["too many"]
+    assert sent["one"] != sent["of a class"]
+
+
+def test_no_weights_lead_the_bound_below_what_the_operator_asks_for(tmp_path: Path) -> None:
+    """The attack: gradients that vanish led a bound of 1 below any, and noise that is measured in it with it."""
+    quiet = ("model.likelihood=gaussian", "model.variance=1e20", "privacy.clipping=quantile", "privacy.clip=1.0")
+    config = config_for("fedvae", *quiet, "local.steps=200", "local.optimizer=sgd", "local.learning_rate=1e-9")
+    everybody, floor = federation(records(SHAPES[False])), [0.25]
+
+    def agreed(*_: Any) -> Grant:
+        return replace(GRANT, min_clip=floor[-1])
+
+    silo = SiloService(tmp_path, remote(everybody, 0), 0, lambda _: None, agreed)
+    for round, least in enumerate((0.25, 0.5), start=1):  # also where a policy is changed
+        floor.append(least)
+        assert silo.answer(task(config, everybody, CRAFTS["zeros"], round)).kind == "update"
+        kept = RoundStore(tmp_path / "rounds" / "run").state_before(round + 1).tensors
+        assert float(kept["clip-bound/vae"]) == pytest.approx(least)
+    assert Quantile(floor=0.5).bound(Lengths(torch.ones(1), torch.ones(1), torch.tensor(0.25))) == 0.5
 
 
 def own_loss(home: Path) -> float:

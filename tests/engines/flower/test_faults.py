@@ -27,8 +27,8 @@ from fedloom.engines.flower import rounds, wire
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Agreement, Grant, RefusedError
-from fedloom.engines.flower.work import Order, refusal, update_frame, update_in
+from fedloom.engines.flower.silo import Agreement, Grant
+from fedloom.engines.flower.work import Order, RefusedError, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Observer, train

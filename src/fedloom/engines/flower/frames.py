@@ -14,6 +14,7 @@ from typing import Any
 from fedloom.errors import FedloomError
 
 MAGIC = b"fedloom1"
+STATE, STATEMENT = "state", "statement"  # the question what a run cost, and its answer
 _LENGTH = 8
 
 

@@ -45,7 +45,7 @@ class Event:
 
     round: int
     silo: str
-    event: Literal["asked", "answered", "failed", "refused", "rejected", "late", "missing"]
+    event: Literal["asked", "answered", "failed", "refused", "rejected", "late", "missing", "unstated"]
     reason: str = ""
     seconds: float = 0.0  # since it was asked
     bytes: int = 0  # that went down, or came up

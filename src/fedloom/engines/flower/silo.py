@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,15 +16,29 @@ import fedloom
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.charging import privacy_of_silos
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.frames import STATE, Frame
 from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.round_store import KeptRound, RoundStore
-from fedloom.engines.flower.work import Order, coming_down, failure, received_in, refusal, update_frame, version_of
+from fedloom.engines.flower.statement_frames import bundle_in, words_frame
+from fedloom.engines.flower.stating import words_of
+from fedloom.engines.flower.work import (
+    Order,
+    RefusedError,
+    coming_down,
+    failure,
+    received_in,
+    refusal,
+    refused,
+    update_frame,
+    version_of,
+)
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.outline import in_outline
 from fedloom.privacy.accounting import NoGuarantee
+from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.deployment import check_deployable, data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError
 from fedloom.privacy.noise import StreamNoise, deployment_noise
@@ -38,19 +51,6 @@ from fedloom.streams import Streams
 log = logging.getLogger(__name__)
 
 
-class RefusedError(FedloomError):
-    """The silo's operator has not agreed to this, or nobody could: what was sent is no task."""
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """What is wrong with a task itself is told: whoever sent it knows it."""
-    try:
-        yield
-    except FedloomError as error:
-        raise RefusedError(str(error)) from error
-
-
 @dataclass(frozen=True)
 class Grant:
     """What an operator grants to experiments on the silo's data, all of them together."""
@@ -59,9 +59,9 @@ class Grant:
     delta: float = 0.0  # of the same lifetime; 0: the largest power of ten that is at most 1 / (10 n)
     unit: Literal["record", "subject"] = "record"  # whose coming or going the ledger keeps account of
     repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
-    device: Literal["auto", "cpu", "cuda"] = (
-        "auto"  # where the silo trains; its noise is drawn on the host all the same
-    )
+    # Where the silo trains; "auto" is the CPU under DP-SGD, and noise is drawn there in any case.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    min_clip: float = SMALLEST  # the least clip bound of any step, also where it follows the records
     pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
 
 
@@ -70,12 +70,17 @@ Screening = Callable[[Config], None]  # the same, before anything of an experime
 LOADED = 3  # experiments that stay ready at once
 
 
-def training_device(wanted: str) -> torch.device:
-    """The device that a silo's operator chose."""
+def training_device(wanted: str, *, private: bool) -> torch.device:
+    """The device that a silo's operator chose.
+
+    A GPU that meets an impossible value fails from then on, whatever it is asked for, and what a silo answers would say
+    that a record made it. What is known to do so is kept away from it; for the rest private work stays on the CPU
+    unless the operator says otherwise.
+    """
     present = torch.cuda.is_available()
     if wanted == "cuda" and not present:
         raise ConfigError("policy.toml has device = 'cuda', but no CUDA device can be used here; use 'auto' or 'cpu'")
-    return torch.device("cuda" if present and wanted != "cpu" else "cpu")
+    return torch.device("cuda" if present and (wanted == "cuda" or (wanted == "auto" and not private)) else "cpu")
 
 
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
@@ -84,6 +89,8 @@ UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """An experiment at this silo, ready to train: it stays loaded from round to round."""
+
+    __repr__ = in_outline
 
     trainer: Trainer
     privacy: SiloPrivacy | None  # under DP-SGD
@@ -114,13 +121,14 @@ class SiloService:
         self._prepared: dict[Hashable, Prepared] = {}
 
     def answer(self, frame: Frame) -> Frame:
-        """An update, or why there is none.
+        """An update, or what a run has cost, or why there is neither.
 
         A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
         """
         name, came = self._silo.name, self._pacemaker.clock()
         try:
-            return self._update(frame, came)
+            self._check_version(frame)
+            return self._statement(frame) if frame.kind == STATE else self._update(frame, came)
         except RefusedError as error:
             log.warning("refused: %s", error)
             return refusal(str(error))
@@ -140,11 +148,19 @@ class SiloService:
             log.exception("failed")
             return failure(f"silo '{name}' failed; its own log says why")
 
-    def _update(self, frame: Frame, came: float) -> Frame:
+    def _check_version(self, frame: Frame) -> None:
         if version_of(frame) != fedloom.__version__:
             raise RefusedError(
                 f"the server runs fedloom {version_of(frame)}, silo '{self._silo.name}' {fedloom.__version__}"
             )
+
+    def _statement(self, frame: Frame) -> Frame:
+        """What this silo states of a run, for its node to sign."""
+        with refused():
+            bundle = bundle_in(frame)
+        return words_frame(words_of(bundle, self._federation, self._index, self._home))
+
+    def _update(self, frame: Frame, came: float) -> Frame:
         with refused():
             order = Order.of(frame)
         prepared = self._ready(order.config)
@@ -225,8 +241,14 @@ class SiloService:
         grant = self._agreement(config, known.trainer.method, known.privacy)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
-            device = training_device(grant.device)
-            known = replace(known, trainer=replace(known.trainer, secret=secret, device=device), grant=grant)
+            privacy = known.privacy and replace(known.privacy, min_clip=grant.min_clip)
+            trainer = replace(
+                known.trainer,
+                privacy=(privacy,) * len(self._federation) if privacy else (),
+                secret=secret,
+                device=training_device(grant.device, private=privacy is not None),
+            )
+            known = replace(known, trainer=trainer, privacy=privacy, grant=grant)
         self._prepared[key] = known
         for oldest in list(self._prepared)[:-LOADED]:
             del self._prepared[oldest]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.settings import parse
-from fedloom.sharing.codec import BLOCKS, PAYLOADS, packed, unpacked
+from fedloom.sharing.codec import packed, unpacked
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import Update
 
@@ -25,6 +26,19 @@ RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
 # No weight that was learned comes near it. The bound on a gradient holds at every scale, so no promise rests on this:
 # it keeps whoever sets weights away from the edge of what float32 holds.
 LARGEST = 1e9
+
+
+class RefusedError(FedloomError):
+    """The silo's operator has not agreed to this, or nobody could: what was sent is no task."""
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is wrong with a task itself is told: whoever sent it knows it."""
+    try:
+        yield
+    except FedloomError as error:
+        raise RefusedError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -115,23 +129,16 @@ def _check_tensor(what: str, tensor: Tensor, expected: Tensor) -> None:
 
 def update_frame(update: Update) -> Frame:
     """An update that has passed the egress guard."""
-    parts = {f"{BLOCKS}{key}": packed(part) for key, part in update.blocks.items()}
-    parts |= {f"{PAYLOADS}{name}": packed(part) for name, part in update.payloads.items()}
-    return Frame({"kind": UPDATE, "round": update.round, "counts": dict(update.counts)}, parts)
+    header = {"kind": UPDATE, "round": update.round, "counts": dict(update.counts)}
+    return Frame(header, {name: packed(part) for name, part in update.parts.items()})
 
 
 def update_in(frame: Frame, silo: str) -> Update:
     """The update in a silo's answer; who it is from is known from its node, not from what it says."""
     try:
-        blocks: dict[BlockKey, Tensors] = {}
-        payloads: dict[str, Tensors] = {}
-        for name, part in frame.parts.items():
-            if name.startswith(BLOCKS):
-                blocks[BlockKey.of(name.removeprefix(BLOCKS))] = unpacked(part, name)
-            else:
-                payloads[name.removeprefix(PAYLOADS)] = unpacked(part, name)
         counts = {str(owner): float(count) for owner, count in frame.header["counts"].items()}
-        return Update(silo, int(frame.header["round"]), blocks, counts, payloads)
+        parts = {name: unpacked(part, name) for name, part in frame.parts.items()}
+        return Update(silo, int(frame.header["round"]), {}, counts).holding(parts)
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FedloomError(f"silo '{silo}' sent an update that cannot be read: {error}") from error
 
