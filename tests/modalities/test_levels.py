@@ -30,7 +30,6 @@ EVERY = np.concatenate(
 SMALL = (
     *("rounds=1", "model.likelihood=auto", "model.hidden=[16]", "model.latent=4", "local.batch_size=32"),
     *("local.epochs=1", "engine.workers=1", "engine.threads=1", "evaluation.metrics=[]", "evaluation.trackers=[]"),
-    *("privacy.trust=local", "privacy.noise=test", "privacy.epsilon=5.0"),
 )
 
 
@@ -110,6 +109,13 @@ def test_rows_that_are_drawn_hold_values_of_their_levels_and_keep_to_rules() -> 
     assert bool((made[:, 0] <= made[:, 1]).all())
 
 
+PLAIN = ("method={}", "privacy={}", *SMALL)
+MECHANISMS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "dp-sgd": ("privacy.mechanism=dp-sgd", "privacy.epsilon=5.0", "privacy.noise=test"),
+}
+
+
 def federation() -> Federation:
     """Two silos of the young and two of the old."""
     table = rows(400)
@@ -131,12 +137,10 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("mechanism", ["none", "dp-sgd"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_of_networks_learn_tables_in_both_engines(method: str, mechanism: str, tmp_path: Path) -> None:
-    config = load_config("tables/demo", ["method={}", *SMALL, *METHODS[method], f"privacy.mechanism={mechanism}"])
-    if mechanism == "none":
-        config = replace(config, privacy=replace(config.privacy, epsilon=0.0))
+    config = load_config("tables/demo", [*PLAIN, *METHODS[method], *MECHANISMS[mechanism]])
     made = []
     for engine in ("reference", "fused"):
         chosen = replace(config, engine=replace(config.engine, name=engine))
@@ -149,8 +153,8 @@ def test_methods_of_networks_learn_tables_in_both_engines(method: str, mechanism
 
 def test_what_is_learned_is_nearer_to_its_group_than_the_other_group_is(tmp_path: Path) -> None:
     """Decoders of the young and the old, which share an encoder: FissionVAE+D."""
-    learning = ("rounds=8", "local.epochs=4", "local.learning_rate=5e-3", "privacy.mechanism=none", "privacy.epsilon=0")
-    config = load_config("tables/demo", ["method={}", "method.name=fissionvae", *SMALL, *learning])
+    learning = ("rounds=8", "local.epochs=4", "local.learning_rate=5e-3")
+    config = load_config("tables/demo", [*PLAIN, "method.name=fissionvae", *learning])
     run, silos = train(config, tmp_path / "run", federation()), federation().silos
     young, old = (np.concatenate([silo.train.x.numpy() for silo in silos[start : start + 2]]) for start in (0, 2))
     between = marginal_distance(SCHEMA, young, old, 2)
@@ -160,6 +164,6 @@ def test_what_is_learned_is_nearer_to_its_group_than_the_other_group_is(tmp_path
 
 
 def test_rows_are_always_drawn() -> None:
-    settings = ["method={}", *SMALL, *METHODS["align_fl"], "server.targets=samples"]
+    settings = [*PLAIN, *METHODS["align_fl"], "server.targets=samples"]
     with pytest.raises(ConfigError, match=r"server\.targets = 'samples' is not for rows of 5 columns"):
         Experiment.of(load_config("tables/demo", settings), federation())
