@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -21,13 +22,14 @@ from fedloom.federation.records import Federation, Records, Silo
 from fedloom.methods.pair_counts import PairCounts
 from fedloom.modalities.schema import Schema
 from fedloom.modalities.table import modality_name
-from fedloom.models.product_mixture import ProductMixture, drawn
+from fedloom.models.product_mixture import ProductMixture
 from fedloom.privacy.accounting import Gaussian
 from fedloom.privacy.noise import NoiseKey, StreamNoise
 from fedloom.privacy.payload_sums import Query, SumNoise, Tally
 from fedloom.settings import override, parse
 from fedloom.streams import Streams
 
+FEW = 4  # levels of a target that divides the counts, at most
 MODEL, NOW = nn.Identity(), NoiseKey(0, 1, 0, "pairs")
 TREE = {
     "columns": {
@@ -55,9 +57,9 @@ def some(schema: Schema, count: int, seed: int = 0) -> Records:
     return records(schema, draw.integers(0, schema.sizes, (count, len(schema.sizes))))
 
 
-def tally(schema: Schema, weight: float = 2.0, rows: int = 1) -> Tally:
-    pairs = PairCounts(schema, weight)
-    return Tally(pairs.count, pairs.weigh, pairs.of_one, rows)
+def tally(schema: Schema, rows: int = 1) -> Tally:
+    pairs = PairCounts(schema, FEW)
+    return Tally(pairs.count, pairs.of_one, rows)
 
 
 class NoNoise(StreamNoise):
@@ -80,12 +82,11 @@ def sent(statistic: Tally, found: Records, unit: Tensor | None) -> Tensor:
     seed=st.integers(0, 2**16),
     count=st.integers(1, 12),
     target=st.sampled_from(["", "a", "d"]),
-    weight=st.floats(0.1, 10),
     subjects=st.integers(0, 4),
     rows=st.integers(1, 4),
 )
 def test_one_record_or_subject_moves_what_is_sent_by_at_most_the_stated_norm(
-    seed: int, count: int, target: str, weight: float, subjects: int, rows: int
+    seed: int, count: int, target: str, subjects: int, rows: int
 ) -> None:
     """Missing values and every level among them; a subject may have more rows than count, and all alike."""
     schema, draw = schema_of(target), np.random.default_rng(seed)
@@ -96,12 +97,12 @@ def test_one_record_or_subject_moves_what_is_sent_by_at_most_the_stated_norm(
     _, unit = torch.unique(whose, return_inverse=True)
     stays = unit != unit[0]
     _, left = torch.unique(unit[stays], return_inverse=True)
-    statistic = tally(schema, weight, rows if subjects else 1)
+    statistic = tally(schema, rows if subjects else 1)
     with_it = sent(statistic, found, unit if subjects else None)
     without = sent(statistic, found.take(torch.nonzero(stays).flatten()), left if subjects else None)
     moved = float(torch.linalg.vector_norm(with_it - without))
     assert moved <= statistic.bound * (1 + 1e-6)
-    if not subjects:  # a record is one count in each pair of columns, whatever it is: the norm is met
+    if not subjects:  # a record is one count in each pair of columns beside the target, whatever it is: the norm is met
         assert moved == pytest.approx(statistic.bound, rel=1e-5)
 
 
@@ -111,41 +112,52 @@ def test_a_subject_whose_rows_are_alike_moves_it_by_all_of_the_norm() -> None:
     statistic = tally(schema, rows=3)
     moved = torch.linalg.vector_norm(sent(statistic, found, torch.zeros(5, dtype=torch.int64)))
     assert float(moved) == pytest.approx(statistic.bound, rel=1e-6)
-    assert statistic.bound == pytest.approx(3 * math.sqrt(3 + 3 * 2.0**2))
+    assert statistic.bound == pytest.approx(3 * math.sqrt(3))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_pair_of_columns_is_counted_once(seed: int) -> None:
-    schema = schema_of("d")
-    found = some(schema, 40, seed)
-    pairs = PairCounts(schema, 2.0)
-    counts = pairs.count(MODEL, found)["counts"].numpy()
-    codes = schema.codes(found.x.numpy())
-    starts = np.cumsum([0, *schema.sizes[:-1]])
-    expected = np.zeros_like(counts)
-    for row in codes + starts:
-        for i in range(len(row)):
-            for j in range(i + 1, len(row)):
-                expected[row[i], row[j]] += 1
-    assert np.array_equal(counts, expected)
-    weighed = pairs.weigh({"counts": torch.from_numpy(counts)})["counts"].numpy()
-    last = starts[-1]
-    assert np.array_equal(weighed[:, :last], expected[:, :last])
-    assert np.array_equal(weighed[:, last:], 2.0 * expected[:, last:])
+@pytest.mark.parametrize(("target", "parts"), [("", 1), ("a", 4), ("b", 4), ("d", 2)])
+def test_every_pair_of_columns_is_counted_once(target: str, parts: int) -> None:
+    """For each level of the target, no value among them, where there is one; against one record after the other."""
+    schema = schema_of(target)
+    found, pairs = some(schema, 40), PairCounts(schema, FEW)
+    matrices = pairs.matrices(pairs.count(MODEL, found)["counts"])
+    expected = torch.zeros(parts, sum(pairs.sizes), sum(pairs.sizes), dtype=torch.float64)
+    paired = [number for number, name in enumerate(schema.names) if name != target]
+    starts = np.cumsum([0, *pairs.sizes])
+    for row in schema.codes(found.x.numpy()):
+        part = row[schema.names.index(target)] if target else 0
+        for (i, a), (j, b) in itertools.permutations(enumerate(paired), 2):
+            expected[part, starts[i] + row[a], starts[j] + row[b]] += 1
+    assert torch.equal(matrices, expected)
+
+
+@pytest.mark.parametrize(("few", "parts", "pairs_of_columns"), [(4, 4, 3), (3, 1, 6), (0, 1, 6)])
+def test_a_target_of_few_levels_divides_the_counts(few: int, parts: int, pairs_of_columns: int) -> None:
+    """The column "a" has three levels and no value."""
+    pairs = PairCounts(schema_of("a"), few)
+    assert pairs.parts == parts
+    assert pairs.of_one == pytest.approx(math.sqrt(pairs_of_columns))
+
+
+def test_a_target_beside_one_column_leaves_a_pair() -> None:
+    columns = {name: {"kind": "ordinal", "levels": ["0", "1"]} for name in "ab"}
+    assert PairCounts(Schema.of({"target": "a", "columns": columns}), FEW).of_one == 1.0
+    with pytest.raises(ConfigError, match="the schema has one column"):
+        PairCounts(Schema.of({"columns": {"a": columns["a"]}}), FEW)
 
 
 def test_counts_that_depend_on_other_records_or_add_more_than_stated_are_refused() -> None:
     schema = schema_of()
-    pairs, found = PairCounts(schema, 2.0), some(schema, 6)
+    pairs, found = PairCounts(schema, FEW), some(schema, 6)
 
     def twice_where_two(model: nn.Module, records: Records) -> dict[str, Tensor]:
         return {"counts": pairs.count(model, records)["counts"] * (1 + (len(records) > 1))}
 
     tally(schema).check(found, MODEL)
     with pytest.raises(ConfigError, match=r"what a record adds to 'counts' depends on other records"):
-        Tally(twice_where_two, pairs.weigh, pairs.of_one).check(found, MODEL)
+        Tally(twice_where_two, pairs.of_one).check(found, MODEL)
     with pytest.raises(ConfigError, match=r"a record adds 2.449\d* to the counts, and 2.4 is stated"):
-        Tally(pairs.count, pairs.weigh, 2.4).check(found, MODEL)
+        Tally(pairs.count, 2.4).check(found, MODEL)
 
 
 def federation_of(schema: Schema, silos: list[Records]) -> Federation:
@@ -187,9 +199,9 @@ def test_what_is_charged_is_one_release_with_the_noise_that_was_added(unit: str,
     value = statistic.value(query)["counts"].double()
     clean = sent(statistic, found, number)
     assert added == [value.numel()]
-    expected = noise.noise_multiplier * rows * math.sqrt(3 + 3 * 2.0**2)
+    expected = noise.noise_multiplier * rows * math.sqrt(3)
     torch.testing.assert_close(value - clean, torch.full_like(value, expected), rtol=1e-4, atol=1e-3)
-    counted = float(clean.sum()) / (3 + 3 * 2.0)  # every row is one count in each pair
+    counted = float(clean.sum()) / 3  # every row is one count in each pair of the other columns
     assert counted == units * rows
     assert plan.events(2).get("pairs") is None
 
@@ -232,14 +244,46 @@ def test_a_mixture_of_products_is_learned_from_silos_without_noise(tmp_path: Pat
     assert np.abs(pairs_of(schema, schema.codes(made.numpy())) - exact)[apart].max() < 0.02
 
 
-def test_what_is_drawn_has_the_chances_that_it_should() -> None:
-    chances = torch.tensor([0.2, 0.0, 0.5, 0.3], dtype=torch.float64)
-    found = drawn(chances.expand(200_000, 4), torch.randn(200_000, generator=torch.Generator().manual_seed(1)))
-    shares = torch.bincount(found, minlength=4).double() / 200_000
-    assert float(shares[1]) == 0.0
-    torch.testing.assert_close(shares, chances, atol=0.005, rtol=0)
-    ends = torch.tensor([-40.0, 40.0])
-    assert drawn(chances.expand(2, 4), ends).tolist() == [0, 3]
+def table_of(*sizes: int, target: str) -> Schema:
+    """The schema of a table whose columns a, b, ... have so many levels."""
+    columns = {
+        name: {"kind": "ordinal", "levels": [str(level) for level in range(size)]}
+        for name, size in zip("abcd", sizes, strict=False)
+    }
+    return Schema.of({"target": target, "columns": columns})
+
+
+def made_of(schema: Schema, codes: np.ndarray, folder: Path, *overrides: str) -> np.ndarray:
+    """The codes of rows from a run without noise."""
+    small = config("method.components=20", "method.steps=300", *overrides)
+    run = train(small, folder, federation=federation_of(schema, [records(schema, codes)]))
+    return schema.codes(run.generator().sample(8000, group="all", seed=3).numpy())
+
+
+def test_how_two_columns_together_speak_for_the_target_is_learned(tmp_path: Path) -> None:
+    """The target says whether the other two are alike: no pair of columns knows of it."""
+    draw = np.random.default_rng(0).integers(0, 2, (4000, 2))
+    codes = np.stack([draw[:, 0], draw[:, 0] == draw[:, 1], draw[:, 1]], axis=1).astype(np.int64)
+    schema, right = table_of(2, 2, 2, target="b"), {}
+    for few in (FEW, 0):
+        made = made_of(schema, codes, tmp_path / str(few), f"method.target_levels={few}")
+        right[few] = float(((made[:, 0] == made[:, 2]) == made[:, 1]).mean())
+    assert right[FEW] > 0.97
+    assert right[0] == pytest.approx(0.5, abs=0.05)
+
+
+def test_levels_of_the_target_are_as_frequent_as_counted(tmp_path: Path) -> None:
+    codes = np.random.default_rng(0).integers(0, (3, 2, 3, 2), (5000, 4))
+    codes[:3000, 2] = 1
+    made = made_of(table_of(3, 2, 3, 2, target="c"), codes, tmp_path / "run")
+    shares = [np.bincount(each[:, 2], minlength=3) / len(each) for each in (codes, made)]
+    np.testing.assert_allclose(*shares, atol=0.02)
+
+
+def test_there_is_a_component_for_each_level_of_the_target() -> None:
+    schema = schema_of("a")
+    with pytest.raises(ConfigError, match=r"method.components = 3 is below 4, the levels of the target"):
+        Experiment.of(config("method.components=3"), federation_of(schema, [some(schema, 5)]))
 
 
 def test_samples_keep_to_the_rules_and_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
@@ -261,7 +305,7 @@ def test_counts_of_silos_that_come_later_are_added(tmp_path: Path) -> None:
     run = train(late, tmp_path / "late", federation=federation_of(schema, silos))
     came = {json.loads(line)["round"] for line in (tmp_path / "late" / "egress.jsonl").read_text().splitlines()}
     assert len(came) > 1  # not all at once
-    pairs = PairCounts(schema, 2.0)
+    pairs = PairCounts(schema, FEW)
     whole = sum((pairs.count(MODEL, found)["counts"] for found in silos), torch.zeros(()))
     assert torch.equal(run.generator().server.memory["counts"].double(), whole.double())
 

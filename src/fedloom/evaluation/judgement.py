@@ -77,7 +77,7 @@ def judge(evaluation: Evaluation, round_number: int) -> dict[str, Any]:
 def _of_group(evaluation: Evaluation, group: str) -> GroupJudgement:
     records = evaluation.real.held_out[group]
     real = records.take(torch.arange(min(len(records), COMPARED))).values
-    samples = evaluation.samples[group][:COMPARED].cpu()
+    samples = records.modality.decode(evaluation.samples[group][:COMPARED].cpu())  # as the records are looked at
     other = _other_records(evaluation, group, len(real))
     if other is None:  # a server without records: one half of what is public beside the other
         other, real = real[: len(real) // 2], real[len(real) // 2 :]

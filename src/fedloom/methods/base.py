@@ -240,6 +240,11 @@ class Setting:
         return modality_of(self.kind, self.shape)
 
     @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape of a record as models see it."""
+        return self.modality.seen(self.shape)
+
+    @property
     def streams(self) -> Streams:
         """The experiment's random streams."""
         return Streams(self.config.seed)

@@ -40,6 +40,7 @@ class Distil(ServerStep):
     student: Method  # the model that the server trains
     server_plan: SharingPlan  # under which names the server keeps the student's blocks
     settings: ServerConfig
+    kind: str = ""  # of synthetic records that are drawn as stored: their modality; "": they are as models see them
 
     @property
     def teachers(self) -> Teachers:
@@ -139,7 +140,7 @@ class Distil(ServerStep):
                         return streams.normal(purpose, rows, width, round=context.round, step=step, device=device)
 
                     images = self._images(model, group, Draw(normal, self.settings, sent, streams))
-                    tables.append(Records(images, torch.full_like(group, UNLABELLED), group))
+                    tables.append(Records(images, torch.full_like(group, UNLABELLED), group, kind=self.kind))
         return concatenate(tables)
 
     def _images(self, model: nn.Module, group: Tensor, draw: Draw) -> Tensor:

@@ -1,9 +1,10 @@
-"""Counts of pairs of levels: what a silo sends of a table, as one matrix."""
+"""Counts of pairs of levels: what a silo sends of a table, one row of them for each level of the target."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,37 +32,71 @@ def require_small(schema: Schema) -> None:
 
 @dataclass(frozen=True)
 class PairCounts:
-    """The counts of a schema's pairs of levels, (levels, levels) above the diagonal, and how they are weighed."""
+    """The counts of a schema's pairs of levels, (parts, pairs of levels).
+
+    Where the schema has a target of few levels, the pairs of all other columns are counted for each of its levels: of a
+    record that are fewer counts than those of all pairs, they hold those with the target, and how two columns together
+    speak for it. A target of many levels would leave few records in a count, so it is a column like the others.
+    """
 
     schema: Schema
-    target_weight: float
+    target_levels: int  # of a target that divides the counts, at most
+
+    def __post_init__(self) -> None:
+        if len(self.schema.columns) < 2:
+            raise ConfigError("pairs of columns are counted, and the schema has one column; give it two or more")
+
+    @cached_property
+    def target(self) -> int | None:
+        """The number of the column that divides the counts, where one does."""
+        if not self.schema.target or len(self.schema.columns) < 3:
+            return None
+        number = self.schema.names.index(self.schema.target)
+        return number if self.schema.sizes[number] <= self.target_levels else None
 
     @property
-    def weights(self) -> Tensor:
-        """Of each count; 0 between levels of one column, and below the diagonal."""
-        sizes = self.schema.sizes
-        column = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        aimed = column == (self.schema.names.index(self.schema.target) if self.schema.target else -1)
-        weights = torch.where(aimed.unsqueeze(0) | aimed.unsqueeze(1), self.target_weight, 1.0).double()
-        return torch.where(own_column(sizes), 0.0, weights).triu()
+    def parts(self) -> int:
+        """How many rows of counts there are."""
+        return 1 if self.target is None else self.schema.sizes[self.target]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many levels each of the columns has that are paired."""
+        return tuple(size for number, size in enumerate(self.schema.sizes) if number != self.target)
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """(levels, levels): which counts there are; none between levels of one column, and each once."""
+        return (~own_column(self.sizes)).triu()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of all counts."""
+        return self.parts, int(self.counted.sum())
 
     @property
     def of_one(self) -> float:
-        """The norm of what one record adds: one weighed count in each pair of columns."""
-        columns, aimed = len(self.schema.sizes), (len(self.schema.sizes) - 1) * bool(self.schema.target)
-        return math.sqrt(math.comb(columns, 2) - aimed + aimed * self.target_weight**2)
+        """The norm of what one record adds: one count in each pair of columns."""
+        return math.sqrt(math.comb(len(self.sizes), 2))
 
     def count(self, _: nn.Module, records: Records) -> Tensors:
         """All pairs in one pass over the records; whole numbers."""
-        levels = sum(self.schema.sizes)
-        starts = np.cumsum((0, *self.schema.sizes[:-1]))
-        total = torch.zeros(levels, levels, dtype=torch.float64)
-        for part in torch.split(records.x, ROWS):
-            codes = torch.from_numpy(self.schema.codes(part.cpu().numpy()) + starts)
-            there = torch.zeros(len(part), levels).scatter_(1, codes, 1.0)
-            total += (there.T @ there).double()  # exact: fewer rows than float32 has whole numbers
-        return {"counts": torch.where(own_column(self.schema.sizes), 0.0, total).triu()}
+        levels = sum(self.sizes)
+        starts = np.cumsum((0, *self.sizes[:-1]))
+        total = torch.zeros(self.parts, levels, levels, dtype=torch.float64)
+        for rows in torch.split(records.x, ROWS):
+            codes = self.schema.codes(rows.cpu().numpy())
+            part = np.zeros(len(codes), dtype=np.int64)
+            if self.target is not None:
+                part, codes = codes[:, self.target], np.delete(codes, self.target, axis=1)
+            there = torch.zeros(len(codes), levels).scatter_(1, torch.from_numpy(codes + starts), 1.0)
+            for number in range(self.parts):
+                of_part = there[torch.from_numpy(part == number)]
+                total[number] += (of_part.T @ of_part).double()  # exact: fewer rows than float32 has whole numbers
+        return {"counts": total[:, self.counted]}
 
-    def weigh(self, counts: Tensors) -> Tensors:
-        """As they are sent."""
-        return {"counts": counts["counts"] * self.weights}
+    def matrices(self, counts: Tensor) -> Tensor:
+        """(parts, levels, levels): the counts as symmetric matrices, 0 where there are none."""
+        found = counts.new_zeros(self.parts, *self.counted.shape)
+        found[:, self.counted] = counts
+        return found + found.mT

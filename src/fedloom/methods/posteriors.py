@@ -35,7 +35,7 @@ def with_posterior(method: Method, setting: Setting) -> Method:
 def _from_decoder(method: Method, setting: Setting) -> Method:
     """The encoder's phase comes first and touches no record; the decoder's is what it was, for the decoder alone."""
     (phase,) = method.phases
-    dreams = Dreams(setting.widest_latent, setting.shape)
+    dreams = Dreams(setting.widest_latent, setting.seen)
     encoder = Phase("encoder", ("encoder",), dreams, phase.optimizer, touches_records=False)
     return replace(method, phases=(encoder, replace(phase, name="decoder", trains=("decoder",))))
 

@@ -17,7 +17,7 @@ from fedloom.methods.distil import Distil
 from fedloom.methods.latents import DRAWS, release
 from fedloom.methods.steps import Steps
 from fedloom.methods.teachers import Teachers
-from fedloom.methods.vaes import BuildVAE, flat_pathways, latent_sizes
+from fedloom.methods.vaes import RECORD, BuildVAE, drawing, flat_pathways, latent_sizes
 from fedloom.objectives.elbo import Elbo
 from fedloom.registry import Registry
 from fedloom.settings import parse
@@ -117,12 +117,15 @@ def _distilling(method: Method, setting: Setting, *, averages: bool) -> Method:
     if (sent := release(settings, setting.widest_latent, setting.streams)) is not None:
         plan = replace(method.plan, payloads=(*method.plan.payloads, sent.payload))
         method = replace(method, plan=plan, payloads=(*method.payloads, sent))
-    distil = Distil(method, student, kept, settings)
+    kind = setting.modality.name if setting.modality.drawing else ""
+    distil = Distil(method, student, kept, settings, kind)
     made = replace(method, server_step=Steps((method.server_step, distil)) if averages else distil)
     if not own:
         return made
     models = ModelsBySite(method.build, build)
-    return replace(made, build=models, server_plan=kept, pathways=flat_pathways(model.latent))
+    return replace(
+        made, build=models, server_plan=kept, pathways=drawing(flat_pathways(model.latent), setting.modality)
+    )
 
 
 def _taken_over(method: Method, settings: ServerConfig) -> bool:
@@ -132,7 +135,7 @@ def _taken_over(method: Method, settings: ServerConfig) -> bool:
 
 def _check_settings(method: Method, setting: Setting, *, averages: bool) -> None:
     settings, source = setting.config.server, next(iter(method.pathways.values()))
-    flat = set(source.noise) == {"z1"} and source.uses_prior
+    flat = set(source.noise) - {RECORD} == {"z1"} and source.uses_prior
     if settings.trains == "merged" and (
         not averages or not flat or any(method.plan.blocks[block] != GLOBAL for block in BLOCKS)
     ):
@@ -156,6 +159,8 @@ def _check_settings(method: Method, setting: Setting, *, averages: bool) -> None
             "server.teachers = 'silos' samples what each silo sent, of which privacy.trust = 'distributed' shows the "
             "server the sum alone; use 'averages'"
         )
+    if settings.targets == "samples" and setting.modality.drawing is not None:
+        raise ConfigError(f"server.targets = 'samples' is not for {setting.modality.plural}, which are always drawn")
     likelihoods = {setting.model_at(silo).likelihood for silo in (*setting.config.model.silos, "")}
     servers = settings.model.get("likelihood", setting.config.model.likelihood)
     if settings.targets == "samples" and "gaussian" in likelihoods and servers == "bernoulli":

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.methods.base import SampleInputs
-from fedloom.modalities.rules import keeping
+from fedloom.modalities.rules import TRIES, keeping
 from fedloom.modalities.schema import Schema
 from fedloom.models.product_mixture import ProductMixture
-
-TRIES = 8  # rows from which one is chosen that keeps to the schema's rules
 
 
 @dataclass(frozen=True)

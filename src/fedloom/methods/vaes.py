@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
+from fedloom.modalities.base import FromMeans, Modality
 from fedloom.models.history import RememberingVAE
 from fedloom.models.linear import LinearVAE
 from fedloom.models.networks import Network, network, widened
@@ -22,6 +23,8 @@ from fedloom.objectives.elbo import Elbo
 from fedloom.outline import in_outline
 from fedloom.privacy.lipschitz import bounded_decoder
 from fedloom.sharing.plan import BlockRule, Down, Scope, SharingPlan
+
+RECORD = "record"  # the noise that a record is drawn by
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class BuildVAE:
 
     def __call__(self, site: Site) -> VAE:
         """Fresh weights; two levels if the plan has blocks for the second."""
-        model, shape, plan = self.setting.model_at(site.name), self.setting.shape, self.plan
+        model, shape, plan = self.setting.model_at(site.name), self.setting.seen, self.plan
         likelihood, means = self.setting.likelihood_at(site.name), self.prior_means[:, : model.latent]
         if "encoder" not in plan.blocks:
             return LinearVAE(branched(plan, "decoder", site, lambda g: self._decoder(model, g)), means, model.variance)
@@ -65,7 +68,7 @@ class BuildVAE:
 
     def _decoder(self, model: ModelConfig, group: int) -> nn.Module:
         """p(x | z1) of a group."""
-        shape, family = self.setting.shape, self._family(model, group)
+        shape, family = self.setting.seen, self._family(model, group)
         inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
         decoder = family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
         if not model.lipschitz:
@@ -99,7 +102,7 @@ def vae_method(
         build=BuildVAE(setting, plan, prior_means, told_group, decoder_size),
         phases=(Phase("vae", tuple(blocks), objective, OptimizerRule.of(setting.config.local)),),
         server_step=Merged(),
-        pathways=pathways,
+        pathways=drawing(pathways, setting.modality),
         kind=setting.kind_of,
     )
 
@@ -174,6 +177,28 @@ def round_trip(model: nn.Module, inputs: SampleInputs) -> Tensor:
     z2 = model.encode_top(model.prior_mean(inputs.condition) + noise["z1"], group).sample(noise["z2"])
     z1 = model.decode_top(z2, group).sample(noise["z1_hat"])
     return model.likelihood.mean(model.decode(z1, group))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A record that is drawn by the mean that another way gives."""
+
+    mean: Callable[[nn.Module, SampleInputs], Tensor]
+    drawing: FromMeans
+
+    def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
+        """Records as stored."""
+        return self.drawing.draw(self.mean(model, inputs), inputs.noise[RECORD])
+
+
+def drawing(pathways: Mapping[str, Pathway], modality: Modality) -> Mapping[str, Pathway]:
+    """The same ways, which draw records where a mean is none."""
+    if (way := modality.drawing) is None:
+        return pathways
+    return {
+        name: replace(each, noise={**each.noise, RECORD: way.noise}, generate=Drawn(each.generate, way))
+        for name, each in pathways.items()
+    }
 
 
 def flat_pathways(latent: int) -> dict[str, Pathway]:

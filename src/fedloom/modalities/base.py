@@ -29,6 +29,14 @@ def extremes(coins: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class FromMeans:
+    """How a record is drawn from the mean that a model gives, where a mean is no record."""
+
+    noise: Shape  # of the standard normal numbers that one record takes
+    draw: Callable[[Tensor, Tensor], Tensor]  # means and noise: records as stored
+
+
+@dataclass(frozen=True, eq=False)
 class Modality:
     """What a record is, and all that depends on it.
 
@@ -43,6 +51,8 @@ class Modality:
     decode: Callable[[Tensor], Tensor]  # stored values as models see them; values that models made stay
     encode: Callable[[Tensor], NDArray[Any]]  # values that models made, as stored
     likelihoods: Mapping[str, Callable[[float], Likelihood]]  # the usual one first; given ``model.variance``
+    seen: Callable[[Shape], Shape] = lambda shape: shape  # of a record as models see it, by its own
+    drawing: FromMeans | None = None  # None: what models make is the mean itself
     network: str = "mlp"  # the usual one
     values: str = ""  # what the numbers of a record are, and their range, where that can be said
     metrics: tuple[str, ...] = ()  # those that make sense; empty: all

@@ -24,6 +24,7 @@ Numbers = NDArray[np.float64]
 Truths = NDArray[np.bool_]
 NULL = "null"
 NUMBERS = ("integer", "continuous")  # families whose values add up
+TRIES = 8  # rows from which one is chosen that keeps to the rules
 PASSES = 4  # of repairs, which may undo one another
 TOLERANCE = 1e-9  # of a sum of numbers that are not whole, beside its bounds
 IMPLICATION = re.compile(r"if (?P<column>.+?) is (?P<negated>not )?(?P<level>.+?) then (?P<then>.+?) is (?P<leads>.+)")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.errors import ConfigError, DataError
-from fedloom.modalities.base import Columns, Modality
+from fedloom.modalities.base import Columns, FromMeans, Modality
+from fedloom.modalities.levels import Coding, Levels
 from fedloom.modalities.likelihoods import LIKELIHOODS
 from fedloom.modalities.schema import Schema
 
@@ -87,6 +88,7 @@ def made_up(uniform: Tensor, schema: Schema) -> Tensor:
 def with_schema(text: str) -> Modality:
     """Tables of one schema."""
     schema = Schema.read(text)
+    coding = Coding(schema)
     return replace(
         MODALITY,
         rules=schema.rules,
@@ -95,6 +97,10 @@ def with_schema(text: str) -> Modality:
         in_columns=partial(in_columns, schema=schema),
         from_columns=partial(from_columns, schema=schema),
         made_up=partial(made_up, schema=schema),
+        decode=coding.decode,
+        seen=coding.seen,
+        drawing=FromMeans(coding.noise, coding.draw),
+        likelihoods={"levels": lambda _: Levels(schema.sizes), **LIKELIHOODS},
     )
 
 
@@ -107,6 +113,7 @@ MODALITY = Modality(
     encode=encode,
     likelihoods=LIKELIHOODS,
     values="one number a column, as the schema means it",
+    metrics=("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "cost", "likelihood"),
     compares=False,
     with_schema=with_schema,
 )

@@ -6,14 +6,18 @@ product of matrices: P = p' diag(w) p. So a step of the fit costs the same for o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fedloom.modalities.levels import drawn
+
 LEARNING_RATE = 0.1
 LEAST = 1e-5  # chance of a level at the start
 SPREAD = 0.5  # of the first logits around those of single columns
+CERTAIN = 50.0  # logit of a level that its component always has, beside 0
 LOOK_EVERY = 10  # steps of a fit between two looks at how much is left over
 CALMING = 60  # last steps, in which the rate falls to nothing
 ENOUGH = 1.1  # of what noise explains: below it the fit would go on into the noise, by the time that it has calmed down
@@ -42,20 +46,12 @@ class ProductMixture(nn.Module):
     def generate(self, component: Tensor, columns: Tensor) -> Tensor:
         """Codes (n, columns) from standard normal numbers: (n, 1) for the component and (n, columns)."""
         shares = torch.softmax(self.decoder.shares.double(), 0)
-        chosen = drawn(shares.expand(len(component), -1), component[:, 0])
+        chosen, _ = drawn(shares.expand(len(component), -1), component[:, 0])
         found = [
-            drawn(torch.softmax(levels.double(), 1)[chosen], columns[:, number])
+            drawn(torch.softmax(levels.double(), 1)[chosen], columns[:, number])[0]
             for number, levels in enumerate(torch.split(self.decoder.levels, self.sizes, dim=1))
         ]
         return torch.stack(found, dim=1)
-
-
-def drawn(chances: Tensor, normal: Tensor) -> Tensor:
-    """A number for each row of chances, (n, levels), by a standard normal number each."""
-    ends = chances.cumsum(dim=1)
-    uniform = torch.special.ndtr(normal.double()).unsqueeze(1) * ends[:, -1:]
-    level: Tensor = (uniform >= ends).sum(dim=1).clamp_max(chances.shape[1] - 1)
-    return level
 
 
 def own_column(sizes: Sequence[int]) -> Tensor:
@@ -65,19 +61,18 @@ def own_column(sizes: Sequence[int]) -> Tensor:
 
 
 def fitted(
-    sizes: Sequence[int], counts: Tensor, deviations: Tensor, components: int, steps: int, seed: int
+    sizes: Sequence[int], counts: Tensor, deviation: float, components: int, steps: int, seed: int
 ) -> dict[str, Tensor]:
-    """The mixture whose pairs are nearest to those counted, by weighted least squares, as tensors of its decoder.
+    """The mixture whose pairs are nearest to those counted, by least squares, as tensors of its decoder.
 
-    ``counts`` of pairs of levels and their standard deviations are (levels, levels) and symmetric.
+    ``counts`` of pairs of levels are (levels, levels) and symmetric; each has the same standard deviation.
 
     It stops where what is left over is about what noise explains, which is one standard deviation squared for each
     count, or after so many steps: so the noise itself says how far to go, and no record is looked at for it.
     """
-    same = own_column(sizes)
-    total = _total(sizes, counts, same)
-    target, weight = (counts / total).float(), torch.where(same, 0.0, (total / deviations).square() / 2).float()
-    cells = int((weight > 0).sum() // 2)  # each pair stands there twice
+    same, total = own_column(sizes), record_count(sizes, counts)
+    target, weight = (counts / total).float(), torch.where(same, 0.0, (total / deviation) ** 2 / 2)
+    cells = int((~same).sum() // 2)  # each pair stands there twice
     levels = _start(sizes, target, same, components, seed).requires_grad_()
     shares = torch.zeros(components, requires_grad=True)
     optimizer, ends = torch.optim.Adam([levels, shares], lr=LEARNING_RATE), steps
@@ -94,10 +89,21 @@ def fitted(
     return {"shares": shares.detach(), "levels": levels.detach()}
 
 
-def _total(sizes: Sequence[int], counts: Tensor, same: Tensor) -> float:
-    """How many records there are: every pair of columns counts them all."""
+def joined(parts: Sequence[dict[str, Tensor]], totals: Sequence[float], place: int) -> dict[str, Tensor]:
+    """One mixture of several, with one more column before the level ``place``, which says whose a component was."""
+    shares, levels = [], []
+    for number, (part, total) in enumerate(zip(parts, totals, strict=True)):
+        own = torch.zeros(len(part["levels"]), len(parts))
+        own[:, number] = CERTAIN
+        shares.append(torch.log_softmax(part["shares"], 0) + math.log(total))
+        levels.append(torch.cat([part["levels"][:, :place], own, part["levels"][:, place:]], dim=1))
+    return {"shares": torch.cat(shares), "levels": torch.cat(levels)}
+
+
+def record_count(sizes: Sequence[int], counts: Tensor) -> float:
+    """How many records symmetric counts speak of: every pair of columns counts them all; at least 1, despite noise."""
     columns = len(sizes)
-    return max(1.0, float(counts[~same].sum()) / (columns * (columns - 1)))
+    return max(1.0, float(counts[~own_column(sizes)].sum()) / (columns * (columns - 1)))
 
 
 def _start(sizes: Sequence[int], target: Tensor, same: Tensor, components: int, seed: int) -> Tensor:

@@ -168,7 +168,6 @@ class Tally:
     """
 
     count: Callable[[nn.Module, Records], Tensors]  # the sum over these records of what each adds, whole numbers
-    weigh: Callable[[Tensors], Tensors]  # counts in the units in which noise is alike for all of them
     of_one: float
     rows: int = 1
 
@@ -191,7 +190,7 @@ class Tally:
             if not torch.equal(total, torch.stack([each[name] for each in alone]).sum(dim=0)):
                 raise ConfigError(f"what a record adds to '{name}' depends on other records")
         for each in alone:
-            norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in self.weigh(each).values()))
+            norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in each.values()))
             if norm > self.of_one * (1 + 1e-9):
                 raise ConfigError(f"a record adds {norm:g} to the counts, and {self.of_one:g} is stated")
 
@@ -199,9 +198,9 @@ class Tally:
         """The counts, with normal noise under a mechanism; float32."""
         noise = query.noise
         if noise is None:
-            return _as_sent(self.weigh(self.count(query.model, query.records)))
+            return _as_sent(self.count(query.model, query.records))
         counted = query.records if noise.unit is None else query.records.take(first_rows(noise.unit, self.rows))
-        return noised(self.weigh(self.count(query.model, counted)), query, self.bound)
+        return noised(self.count(query.model, counted), query, self.bound)
 
 
 def first_rows(unit: Tensor, most: int) -> Tensor:
