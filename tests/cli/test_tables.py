@@ -6,10 +6,13 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli import app
+from fedloom.experiment import load
+from fedloom.release.export import load_generators
 from mixed_rows import SCHEMA, rows, schema, schema_file, write_rows
 
 
@@ -58,6 +61,14 @@ def test_rows_are_learned_and_handed_on_with_their_rules(tmp_path: Path) -> None
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["columns"]["age"] == "int64"
     assert manifest["columns"]["discharged"] == "date32"
+    assert "--format onnx holds numbers alone, and rows of 8 columns are more; use safetensors" in said(
+        "export", run, "--format", "onnx", "--out", str(tmp_path / "graph"), "--accept-risk", code=2
+    )
+    said("export", run, "--out", str(tmp_path / "generators"), "--accept-risk")
+    ours, theirs = (
+        found.sample(30, group="all", seed=2) for found in (load(run), load_generators(tmp_path / "generators"))
+    )
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())  # no value is like no value
     said("report", run)
     said("inspect", run)
 

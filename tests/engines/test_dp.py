@@ -173,6 +173,7 @@ def test_empty_batches_are_noise_alone() -> None:
 
 
 OVERRIDES = {
+    "marginals": ("data.source=adult-sample", "method.components=5", "method.steps=10"),
     "fedgan": ("model.channels=[4, 8]",),
     "fissionvae": ("method.prior=learnable", "method.hierarchy=true", "model.top_hidden=[8]", "model.top_latent=3"),
 }
