@@ -141,7 +141,9 @@ _OWN = {
     "parquet": Source(
         "records in the Parquet file data.path, as 'fedloom synthesize --format parquet' writes it", load_parquet
     ),
-    "adult-sample": Source("Adult, 4,000 + 1,000 rows of a census, in the package", lambda _: adult_sample()),
+    "adult-sample": Source(
+        "Adult, 4,000 + 1,000 rows of a census, in the package", lambda _: adult_sample(), public=True
+    ),
     "table": Source(
         "rows in CSV or Parquet files of the folder data.path: one file a silo, with schema.toml beside", load_tables
     ),
