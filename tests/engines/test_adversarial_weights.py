@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from engines.one_answer import CONVOLUTIONS, METHODS, PRIVATE, config_of, rounds_of, trainer_of
-from fedloom.engines import fused_poisson
 from fedloom.engines.base import Engine
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
@@ -89,8 +88,7 @@ def clipped_sums(engine: str, trainer: Trainer, craft: Craft, last: bool) -> lis
         return {n: torch.zeros_like(g) for n, g in total.gradients.items()}, total.bound
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(DivergedError):  # of a phase without records
-        for module in (noise, fused_poisson):
-            patch.setattr(module, "coins", tossed)
+        patch.setattr(noise, "coins", tossed)
         patch.setattr(DPSGD, "release", noted)
         rounds_of(ENGINES[engine](trainer), replace(start, server=replace(start.server, blocks=blocks)), ((0, 1),))
     return found

@@ -140,11 +140,11 @@ def of_the_mechanism(patch: pytest.MonkeyPatch, factor: float) -> None:
 def of_the_pretraining(patch: pytest.MonkeyPatch, factor: float) -> None:
     steps = Trainer._steps
 
-    def weak(trainer: Trainer, silo: Any, task: Task, *rest: Any) -> Any:
+    def weak(trainer: Trainer, task: Task, *rest: Any) -> Any:
         if task.context.round == PRETRAINING_ROUND:
             weaker = replace(task.mechanism, noise_multiplier=factor * task.mechanism.noise_multiplier)
             task = replace(task, mechanism=weaker)
-        return steps(trainer, silo, task, *rest)
+        return steps(trainer, task, *rest)
 
     patch.setattr(Trainer, "_steps", weak)
 

@@ -173,6 +173,7 @@ def test_empty_batches_are_noise_alone() -> None:
 
 
 OVERRIDES = {
+    "marginals": ("data.source=adult-sample", "method.components=5", "method.steps=10"),
     "fedgan": ("model.channels=[4, 8]",),
     "fissionvae": ("method.prior=learnable", "method.hierarchy=true", "model.top_hidden=[8]", "model.top_latent=3"),
 }
@@ -398,7 +399,7 @@ def test_what_phases_are_tried_on_is_the_same_whatever_the_records_are() -> None
     """Values, labels and whose they are; shapes, and the groups of the silo, are public."""
     one = with_subjects(federation_of([0, 1] * 20), 0, torch.arange(40))
     other = with_subjects(federation_of([0] * 39 + [1]), 0, 7 + torch.arange(40) // 2)
-    other.silos[0].train.x.add_(3.0)
+    other.silos[0].train.x.mul_(0.5)
     other.silos[0].train.y.add_(1)
     found, wanted = (trainer_of(each, *RDP)[0].made_up(0).columns() for each in (other, one))
     assert equal_bits(found, wanted)

@@ -27,19 +27,12 @@ from engines.one_answer import (
 )
 from fedloom.engines import fused, fused_private, poisson_batches
 from fedloom.engines.base import FederationState
-from fedloom.engines.batches import Window
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.fused_private import PrivateProgram
-from fedloom.engines.fused_stack import Stack, stacks_of
-from fedloom.engines.fused_support import tried
 from fedloom.engines.training import Trainer
 from fedloom.experiment import train
 from fedloom.federation.records import Federation
-from fedloom.federation.rounds import RoundContext
 from fedloom.objectives.base import Losses, Objective, Step
 from fedloom.privacy.ledger import read_accounts
-from fedloom.privacy.noise import NoiseKey, StreamNoise
-from fedloom.privacy.sampling import poisson_sample
 from support import assert_same_run, federation_of, tiny_config
 
 CPU = torch.device("cpu")
@@ -133,46 +126,7 @@ def test_no_batch_is_cut_short(unit: str, clipping: str, monkeypatch: pytest.Mon
     size = {"record": 8, "subject": 3}[unit]
     settings = (f"privacy.unit={unit}", f"privacy.clipping={clipping}", f"local.batch_size={size}")
     trainer, start = private_trainer(with_subjects(LARGER), *settings, *METHODS["fedgan"])
-    (stack,) = stacks_of((trainer,), CPU)
-    windows = windows_of(stack, [1], 1, 100)
-    assert {window.usual for window in windows} == {True, False}
-    assert max(len(window.inputs[0]) for window in windows) == {"record": 3, "subject": 2}[unit]
     assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
-
-
-def windows_of(stack: Stack, silos: list[int], round_number: int, longest: int) -> list[Window]:
-    """The windows of some of a stack's silos in a round."""
-    members = [stack.members[silo] for silo in silos]
-    probes = [fused_private.probed(stack, phase) for phase in stack.kind.phases]
-    program = PrivateProgram(stack, len(members), tried(stack), "float32", False, probes, host_noise=True)
-    program.begin(RoundContext(round_number, 9, tuple(silos)), [member.trainer.seeded for member in members])
-    return list(program.schedule(members).windows(longest))
-
-
-def drawn_records(window: Window, step: int, silo: int) -> list[int]:
-    """The rows of the stack that a silo's first phase sees in a step."""
-    passes = window.inputs[0]
-    return [int(r) for each in passes for r in each["index"][step, silo][each["mask"][step, silo] > 0]]
-
-
-def test_batches_are_those_that_were_accounted() -> None:
-    """Whoever the coins choose is in a pass, once; every phase that touches records has coins of its own."""
-    trainer, _ = private_trainer(LARGER)
-    (phase,) = trainer.method.phases
-    method = replace(trainer.method, phases=(phase, replace(phase, name="again")))
-    trainer = replace(trainer, method=method)
-    (stack,) = stacks_of((trainer,), CPU)
-    found = []
-    for window in windows_of(stack, [1, 2, 0], 3, 3):
-        for step in range(len(window)):
-            found.append([drawn_records(window, step, silo) for silo in range(window.silos)])
-    assert [len(each) for each in found] == [3, 3, 3, 3, 2, 2, 1, 1]
-    for step, batches in enumerate(found):
-        for silo, records in zip([1, 2, 0], batches, strict=False):
-            plan = trainer.privacy[silo]
-            chosen = poisson_sample(StreamNoise(trainer.streams), plan.units, plan.rate, NoiseKey(silo, 3, 2 * step))
-            (offset,) = stack.table.load([trainer.federation.silos[silo]])
-            assert records == [offset + record for record in chosen.tolist()]
 
 
 def test_chunks_and_windows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

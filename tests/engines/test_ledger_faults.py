@@ -165,13 +165,13 @@ class Nobody:
         return torch.ones(count, dtype=torch.float64)
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        return torch.ones(len(steps), count, dtype=torch.float64)
+        return torch.ones(*steps.shape, count, dtype=torch.float64)
 
     def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(count, device=device)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        return torch.zeros(len(steps), rows, width)
+        return torch.zeros(*steps.shape, rows, width)
 
 
 def encoder_after_a_round(secret: Randomness | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

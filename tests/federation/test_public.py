@@ -7,7 +7,8 @@ import pytest
 from fedloom.config import DataConfig, OutliersConfig
 from fedloom.federation.sources import SOURCES, is_public
 
-PUBLIC = {"mixed-mnist-sample", "mnist-sample", "fashion-mnist-sample", "mixed-mnist", "mnist", "fashion-mnist"}
+MNIST = {"mnist-sample", "fashion-mnist-sample", "mnist", "fashion-mnist"}
+PUBLIC = MNIST | {"mixed-mnist-sample", "mixed-mnist", "mnist-frequencies", "fashion-frequencies", "adult-sample"}
 
 
 def test_the_samples_and_what_the_package_downloads_are_public_and_what_people_bring_is_not() -> None:

@@ -40,13 +40,13 @@ class Everybody:
         return torch.zeros(count, dtype=torch.float64)
 
     def coins(self, count: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        return torch.zeros(len(steps), count, dtype=torch.float64)
+        return torch.zeros(*steps.shape, count, dtype=torch.float64)
 
     def normal(self, count: int, noise_key: NoiseKey, device: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(count, device=device)
 
     def examples(self, purpose: str, rows: int, width: int, silo: int, round: int, steps: Tensor) -> Tensor:
-        return torch.zeros(len(steps), rows, width)
+        return torch.zeros(*steps.shape, rows, width)
 
 
 def without_record(federation: Federation, record: int) -> Federation:

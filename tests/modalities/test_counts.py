@@ -221,7 +221,7 @@ def test_records_of_columns_are_shown_as_tables(weeks: Run, tmp_path: Path) -> N
     cells = '</td><td class="n">'
     assert all(f'<tr><td class="n">{cells.join(map(str, row))}</td></tr>' in page for row in few)
     told = CliRunner().invoke(app, ["sample", str(weeks.folder.path), "--group", "ct", "--out", f"{tmp_path}/a.png"])
-    assert told.stdout == f"{tmp_path}/a.csv: 64 records of ct\n"
+    assert told.stdout == f"{tmp_path}/a.csv: 64 records of ct\nprivacy: no DP guarantee\n"
     with pytest.raises(
         ConfigError, match=r"sequences of counts .* of shape .* have no pictures, so there is nothing to"
     ):

@@ -36,7 +36,8 @@ def _images(method: str, *overrides: str) -> fedloom.Config:
 
 
 REFINED = ("method.flow=[8]", "method.flow_steps=1", "method.refiner=1", "method.refiner_steps=1")
-CASES = [(name, ()) for name in sorted(METHODS) if name != "linear_head"] + [  # which classifies
+ELSEWHERE = ("linear_head", "marginals")  # which classifies, and learns tables: tests/cli/test_tables.py
+CASES = [(name, ()) for name in sorted(METHODS) if name not in ELSEWHERE] + [
     ("fissionvae", ("method.hierarchy=true", "method.prior=wave")),
     ("fissionvae", ("method.prior=random",)),
     ("fedvae", ("model.lipschitz=2.0",)),

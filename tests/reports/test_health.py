@@ -91,6 +91,7 @@ def test_a_bar_shows_how_much_of_a_budget_is_spent(run_folder: Path, reported: C
         ledger.charge("run", silo, 1, "update", Gaussian(1.0), content=None)
     ledger.close()
     load(run_folder).folder.note({"noise": "secret"})
+    (run_folder / "egress.jsonl").write_text("")  # nothing left that was not charged for
     spent = read_accounts(run_folder / "ledger.sqlite")[0].spent
     page = reported(run_folder)
     (meter,) = page.all("meter")  # none where there is no limit

@@ -41,7 +41,7 @@ class LocalState:
             LocalOptimizer(phase.optimizer, {name: weights[name] for name in names}, compiled)
             for phase, names in zip(phases, trained, strict=True)
         ]
-        some = next(iter(weights.values()))
+        some = next(iter(weights.values()), torch.zeros(0))  # a method that trains nothing may have none
         clipped = [phase.name for phase in phases if mechanism is not None and phase.touches_records]
         self.bounds = {name: torch.zeros(len(some), device=some.device) for name in clipped}
         self._searched = mechanism is not None and mechanism.clipping.share > 0

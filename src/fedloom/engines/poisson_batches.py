@@ -29,6 +29,8 @@ PhaseInputs = tuple[tuple[Tensors, ...], ...]
 class Sampling:
     """How a silo's units come into batches."""
 
+    __repr__ = in_outline
+
     units: int
     rate: float  # of each unit's coin
     rows: int  # of a pass

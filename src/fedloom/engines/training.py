@@ -223,9 +223,10 @@ class Trainer:
         for first in range(0, limit, per_epoch):  # orders and noise of one epoch at a time
             crew = crew_of_one(phases, size, task, min(first + per_epoch, limit), len(silo), self.config.seed, first)
             for window in EpochBatches(crew).windows(per_epoch):
-                for index, mask, noises in map(window.step, range(len(window))):
-                    rows = int(mask.sum())  # shapes need not be fixed here
-                    yield (
+                _, mask, _ = window.inputs
+                for step, rows in enumerate(mask.sum(dim=(1, 2), dtype=torch.int64).tolist()):
+                    index, _, noises = window.step(step)
+                    yield (  # shapes need not be fixed here
                         batch_of(silo.train, index[0, :rows]).to(self.device),
                         [{n: tensor[0, :rows].to(self.device) for n, tensor in noise.items()} for noise in noises],
                     )

@@ -44,7 +44,7 @@ def dataset_card(provenance: Provenance, contents: Mapping[str, Any]) -> str:
         "headers": ["group", *(label or "records" for label in classes)],
         "counts": [[group, *(of_group.get(label, 0) for label in classes)] for group, of_group in counts.items()],
         "labels": contents["labels"],
-        "rules": modality_of(contents["modality"], tuple(contents["shape"])).rules,
+        "rules": contents.get("rules", ()),
     }
     origin = {"pathway": contents["pathway"]["summary"], "seed of the samples": contents["seed"]}
     return _card("dataset", header, provenance, contents, values | {"origin": _origin(provenance) | origin})

@@ -231,6 +231,8 @@ class Graph(nn.Module):
 def write_onnx(folder: Path, subject: ExportJob) -> dict[str, Any]:
     """``<group>/<pathway>.onnx`` for each, compared with PyTorch before it is handed on."""
     runtime, generator = _packages(), subject.generator
+    if generator.kind and (modality := modality_of(generator.kind, subject.shape)).types:
+        raise ConfigError(f"--format onnx holds numbers alone, and {modality.plural} are more; use safetensors")
     places, differences = file_names(generator.groups), {}
     for group in generator.groups:
         (folder / places[group]).mkdir()

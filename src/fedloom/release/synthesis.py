@@ -72,6 +72,7 @@ def synthesize(
         "format": order.form,
         "records": order.records,
         **kind.modality.schema(shape),
+        **({"rules": list(kind.modality.rules)} if kind.modality.rules else {}),
         "labels": _labels(order) if labelled else None,
         "pathway": {"name": pathway, "summary": way.summary},
         "seed": order.seed,
