@@ -13,7 +13,7 @@ from fedloom.evaluation.closest_record import closest
 from fedloom.evaluation.column_shapes import column_shapes
 from fedloom.evaluation.pair_trends import pair_trends
 from fedloom.evaluation.suite import Evaluator
-from fedloom.evaluation.table_marginals import column_sets, marginal_distance, pair_distances
+from fedloom.evaluation.table_marginals import column_sets, marginal_distance, marginal_distances
 from fedloom.evaluation.table_utility import learned
 from fedloom.federation.building import build_federation
 from fedloom.modalities.schema import Numbers, Schema
@@ -65,7 +65,7 @@ def test_the_distance_is_that_of_counts() -> None:
     # a: 3/4, 1/4 and 1/2, 1/2; b: 1/2, 1/2 and 0, 1; both: 1/2, 1/4, 0, 1/4 and 0, 1/2, 0, 1/2
     assert marginal_distance(schema, one, two, 1) == pytest.approx((1 / 4 + 1 / 2) / 2)
     assert marginal_distance(schema, one, two, 2) == pytest.approx(1 / 2)
-    assert pair_distances(schema, one, two) == {(0, 1): pytest.approx(1 / 2)}
+    assert marginal_distances(schema, one, two, 2) == {(0, 1): pytest.approx(1 / 2)}
 
 
 @pytest.mark.parametrize("ways", [1, 2, 3])

@@ -22,8 +22,13 @@ WAYS = (1, 2, 3)
 
 def marginal_distance(schema: Schema, rows: Numbers, others: Numbers, ways: int) -> float:
     """The total variation distance of so many columns together, averaged over sets of them."""
+    return float(np.mean(list(marginal_distances(schema, rows, others, ways).values())))
+
+
+def marginal_distances(schema: Schema, rows: Numbers, others: Numbers, ways: int) -> dict[tuple[int, ...], float]:
+    """That of each set of columns, by their numbers."""
     one, two, sizes = schema.codes(rows), schema.codes(others), schema.sizes
-    return float(np.mean([_distance(one, two, chosen, sizes) for chosen in column_sets(len(sizes), ways)]))
+    return {chosen: _distance(one, two, chosen, sizes) for chosen in column_sets(len(sizes), ways)}
 
 
 def column_sets(columns: int, ways: int) -> list[tuple[int, ...]]:
@@ -33,12 +38,6 @@ def column_sets(columns: int, ways: int) -> list[tuple[int, ...]]:
         return every
     drawn = _CHOICE.permutation("marginals", len(every))[:MOST]
     return [every[number] for number in drawn.sort().values.tolist()]
-
-
-def pair_distances(schema: Schema, rows: Numbers, others: Numbers) -> dict[tuple[int, int], float]:
-    """That of each pair of columns, the first before the second."""
-    one, two, sizes = schema.codes(rows), schema.codes(others), schema.sizes
-    return {(a, b): _distance(one, two, (a, b), sizes) for a, b in column_sets(len(sizes), 2)}
 
 
 def _distance(one: Codes, two: Codes, chosen: tuple[int, ...], sizes: tuple[int, ...]) -> float:

@@ -216,9 +216,9 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return low - air, high + air
 
 
-def bars(label: str, counts: Mapping[str, float]) -> Markup:
-    """A small histogram without axes, for a cell of a table; hover names the bar."""
-    height, most = 34, max(counts.values(), default=0) or 1
+def bars(label: str, counts: Mapping[str, float], most: float = 0) -> Markup:
+    """A small histogram without axes, for a cell of a table, as high as ``most`` where told; hover names a bar."""
+    height, most = 34, most or max(counts.values(), default=0) or 1
     hover = [[9 * index + 4.5, None, f"{name}: {count:,}"] for index, (name, count) in enumerate(counts.items())]
     values = {
         "label": label,

@@ -29,7 +29,15 @@ from fedloom.templating import render
 MOST_SILOS = 200  # rows of a table; the JSON file has them all
 MOST_BEATS = 30  # rounds in which one sees how a silo was
 CLASSES = "classes"
-BROAD_PANELS = {CLASSES, "reconstructions", "interpolations", "nearest-neighbours", "outliers"}
+BROAD_PANELS = {
+    CLASSES,
+    "columns",
+    "samples-as-rows",
+    "reconstructions",
+    "interpolations",
+    "nearest-neighbours",
+    "outliers",
+}
 SMALL_PANELS = {"prior-swap", "pathways"}
 
 

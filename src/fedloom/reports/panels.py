@@ -22,6 +22,7 @@ from fedloom.reports.panel_parts import (
 )
 from fedloom.reports.record_panels import exposed_outliers, latent_space, nearest_neighbours, reconstructions
 from fedloom.reports.subject import Subject
+from fedloom.reports.table_panels import columns_beside
 
 SMALL = 16  # images in a small grid
 MOST_CLASSES, SINGLES = 20, 4  # beside each other, and below each other
@@ -157,6 +158,11 @@ PANELS = {
     ),
     "samples-as-rows": PanelKind(
         "Samples as rows", "What the generators make, a record in each row.", sampled_rows, shows_records=False
+    ),
+    "columns": PanelKind(
+        "Columns of records and of samples",
+        "The share of each level or bin, of training rows and of samples, on one scale; and the distances of pairs.",
+        columns_beside,
     ),
     "interpolations": PanelKind(
         "Interpolations",
