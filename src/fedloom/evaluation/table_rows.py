@@ -10,6 +10,7 @@ from fedloom.evaluation.evidence import Evaluation, Real
 from fedloom.evaluation.metric import Need
 from fedloom.modalities.schema import Numbers, Schema
 from fedloom.modalities.table import FAMILY, schema_of
+from fedloom.outline import in_outline
 
 
 def _is_table(real: Real) -> None:
@@ -24,6 +25,8 @@ TABLE = Need(lambda _: True, "", check=_is_table)
 @dataclass(frozen=True, eq=False)
 class TableRows:
     """The rows of one group."""
+
+    __repr__ = in_outline
 
     group: str
     schema: Schema
