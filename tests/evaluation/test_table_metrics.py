@@ -110,10 +110,10 @@ def test_copies_are_no_distance_away_from_training_rows() -> None:
 
 
 def test_the_distance_to_a_row_is_the_mean_over_columns() -> None:
-    """10 of 100 years, 50 of 200 kilograms, another ward, the same stage, and no value against one."""
+    """10 of 100 years, no weight against one, another ward, the same stage, and the other answer."""
     row = np.array([[20, 100, 0, 1, 0]], dtype=np.float64)
-    other = np.array([[30, 150, 1, 1, np.nan]], dtype=np.float64)
-    assert closest(SCHEMA, row, other).tolist() == [pytest.approx((0.1 + 0.25 + 1 + 0 + 1) / 5)]
+    other = np.array([[30, np.nan, 1, 1, 1]], dtype=np.float64)
+    assert closest(SCHEMA, row, other).tolist() == [pytest.approx((0.1 + 1 + 1 + 0 + 1) / 5)]
     assert closest(SCHEMA, other, np.concatenate([row, other])).tolist() == [0]
 
 
