@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedloom.config import EvaluationConfig, load_config
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.evaluation.closest_record import closest
 from fedloom.evaluation.column_shapes import column_shapes
 from fedloom.evaluation.pair_trends import pair_trends
 from fedloom.evaluation.suite import Evaluator
 from fedloom.evaluation.table_marginals import column_sets, marginal_distance, marginal_distances
 from fedloom.evaluation.table_utility import learned
+from fedloom.experiment import train
 from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation, Records, Silo
 from fedloom.modalities.schema import Numbers, Schema
+from fedloom.modalities.table import modality_name
 from fedloom.streams import Streams
 from patient_rows import SCHEMA, rows
 from support import tiny_config
@@ -110,10 +116,10 @@ def test_copies_are_no_distance_away_from_training_rows() -> None:
 
 
 def test_the_distance_to_a_row_is_the_mean_over_columns() -> None:
-    """10 of 100 years, 50 of 200 kilograms, another ward, the same stage, and no value against one."""
+    """10 of 100 years, no weight against one, another ward, the same stage, and the other answer."""
     row = np.array([[20, 100, 0, 1, 0]], dtype=np.float64)
-    other = np.array([[30, 150, 1, 1, np.nan]], dtype=np.float64)
-    assert closest(SCHEMA, row, other).tolist() == [pytest.approx((0.1 + 0.25 + 1 + 0 + 1) / 5)]
+    other = np.array([[30, np.nan, 1, 1, 1]], dtype=np.float64)
+    assert closest(SCHEMA, row, other).tolist() == [pytest.approx((0.1 + 1 + 1 + 0 + 1) / 5)]
     assert closest(SCHEMA, other, np.concatenate([row, other])).tolist() == [0]
 
 
@@ -156,13 +162,22 @@ def test_metrics_of_pictures_refuse_tables() -> None:
         Evaluator(federation, EvaluationConfig(metrics=("frechet",)), Streams(0))
 
 
-def test_what_is_foretold_has_to_be_named() -> None:
-    federation = build_federation(load_config("tables/demo").data, Streams(0))
-    text = federation.modality.name.replace('"target":"income-per-year"', '"target":""')
-    silos = tuple(
-        type(silo)(silo.name, type(silo.train)(**{**silo.train.columns(), "kind": text}))  # type: ignore[arg-type]
-        for silo in federation.silos
-    )
-    unnamed = type(federation)("unnamed", silos, silos[0].train, federation.groups)
-    with pytest.raises(ConfigError, match="name it as 'target' in the schema"):
-        Evaluator(unnamed, EvaluationConfig(metrics=("table-utility",)), Streams(0))
+@pytest.mark.parametrize(
+    ("target", "installed", "reason"),
+    [("", True, "the schema names no target"), ("ill", False, r"pip install 'fedloom\[eval\]'")],
+)
+def test_without_a_target_or_trees_nothing_is_foretold(
+    target: str, installed: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on: it has other metrics, and a base installation runs the demo."""
+    if not installed:
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    nobody = torch.zeros(60, dtype=torch.int64)
+    found = Records(torch.from_numpy(REAL[:60]), nobody, nobody, kind=modality_name(replace(SCHEMA, target=target)))
+    small = ("method.components=4", "method.steps=5", "evaluation.samples=20", "evaluation.trackers=[]")
+    config = load_config("tables/demo", [*small, "privacy={}", "evaluation.metrics=['table-utility', 'marginals']"])
+    with pytest.warns(FedloomWarning, match=rf"metric 'table-utility' is left out: .*{reason}"):
+        run = train(config, tmp_path / "run", Federation("patients", (Silo("a", found),), found, ("all",)))
+    families = {key.partition("/")[0] for key in run.folder.metrics()[-1]}
+    assert "marginals" in families
+    assert "table-utility" not in families

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.errors import ConfigError
-from fedloom.evaluation.evidence import Evaluation, Real
+from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import FEW, Metric, Need, Reading, Values
 from fedloom.evaluation.needs import SAMPLES, SILO_RECORDS
 from fedloom.evaluation.probe import sklearn
@@ -63,13 +63,14 @@ def _worst(schema: Schema, codes: Codes, right: np.ndarray[tuple[int], np.dtype[
     return min(found)
 
 
-def _target(real: Real) -> None:
-    sklearn("ensemble")
-    if not schema_of(real.federation.modality.name).target:
-        raise ConfigError("metric 'table-utility' foretells a column: name it as 'target' in the schema")
-
-
-TARGET = Need(lambda _: True, "", check=_target)
+TARGET = Need(
+    lambda evaluation: bool(schema_of(evaluation.real.federation.modality.name).target),
+    "the schema names no target, a column to foretell",
+)
+TREES = Need(
+    lambda _: importlib.util.find_spec("sklearn") is not None,
+    "it needs the package 'scikit-learn'; install it with: pip install 'fedloom[eval]'",
+)
 
 
 def table_utility(evaluation: Evaluation) -> Values:
@@ -94,5 +95,5 @@ METRIC = Metric(
         Reading("table-utility/synthetic-*", "Trees learned from samples", better="higher", counts="rows"),
         Reading("table-utility/real-*", "Trees learned from training rows", counts="rows"),
     ),
-    needs=(TABLE, TARGET, SILO_RECORDS, SAMPLES),
+    needs=(TABLE, TARGET, TREES, SILO_RECORDS, SAMPLES),
 )
