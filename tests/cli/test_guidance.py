@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
     ("typed", "offered"),
     [
         ("fedloom rep", {"reproduce", "report"}),
-        ("fedloom data s", {"show"}),
+        ("fedloom data s", {"schema", "show"}),
         ("fedloom list pri", {"priors"}),
         (
             "fedloom run align-fl/best/",
