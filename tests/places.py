@@ -92,7 +92,10 @@ class Place:
 
     def run(self, name: str, *overrides: str) -> Path:
         """A run, and beside it the reference's."""
-        train(config_of(*overrides, "privacy.noise=test"), self.folder / f"{name}-reference", self.federation)
+        config = config_of(*overrides)
+        if config.privacy.mechanism != "none":
+            config = replace(config, privacy=replace(config.privacy, noise="test"))
+        train(config, self.folder / f"{name}-reference", self.federation)
         return self.run_alone(name, *overrides)
 
     def run_alone(self, name: str, *overrides: str) -> Path:
