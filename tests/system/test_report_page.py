@@ -43,7 +43,7 @@ def page(request: pytest.FixtureRequest, folder: Path, browser: Chrome) -> Itera
 
 def visible_pictures(page: Chrome) -> list[str]:
     found: list[str] = page.execute_script(
-        "return [...document.querySelectorAll('.player img')].filter(one => one.offsetParent).map(one => one.src)"
+        "return [...document.querySelectorAll('.film img')].filter(one => one.offsetParent).map(one => one.src)"
     )
     return found
 

@@ -8,7 +8,7 @@
   const showRound = (slider) => {
     const player = slider.closest(".player"), round = JSON.parse(slider.dataset.rounds)[slider.valueAsNumber];
     player.querySelector("output").textContent = `round ${round}`;
-    each("figure", (film) => {
+    each(".film", (film) => {
       const frames = [...film.querySelectorAll("img")];
       const frame = frames.findLast((one) => Number(one.dataset.round) <= round) || frames[0];
       frames.forEach((one) => { one.hidden = one !== frame; });
