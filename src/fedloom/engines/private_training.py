@@ -50,7 +50,7 @@ class Learner:
 
     def step(self, gradients: Iterable[Tensor]) -> None:
         """Move the parameters, given one gradient for each."""
-        self.optimizer.step(1, [gradient.unsqueeze(0) for gradient in gradients])
+        self.optimizer.step_alone(gradients)
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,12 +223,14 @@ class Trainer:
         for first in range(0, limit, per_epoch):  # orders and noise of one epoch at a time
             crew = crew_of_one(phases, size, task, min(first + per_epoch, limit), len(silo), self.config.seed, first)
             for window in EpochBatches(crew).windows(per_epoch):
-                _, mask, _ = window.inputs
-                for step, rows in enumerate(mask.sum(dim=(1, 2), dtype=torch.int64).tolist()):
-                    index, _, noises = window.step(step)
+                index, mask, noises = window.inputs
+                counts = mask.sum(dim=(1, 2), dtype=torch.int64).tolist()
+                indices = index[:, 0].unbind()  # one call for the views of all steps
+                drawn = [{name: tensor[:, 0].unbind() for name, tensor in noise.items()} for noise in noises]
+                for step, rows in enumerate(counts):
                     yield (  # shapes need not be fixed here
-                        batch_of(silo.train, index[0, :rows]).to(self.device),
-                        [{n: tensor[0, :rows].to(self.device) for n, tensor in noise.items()} for noise in noises],
+                        batch_of(silo.train, indices[step][:rows]).to(self.device),
+                        [{n: views[step][:rows].to(self.device) for n, views in noise.items()} for noise in drawn],
                     )
 
     def check_privacy(self) -> None:
