@@ -11,7 +11,7 @@ from engines.one_answer import LARGER, PRIVATE, Rounds, config_of, rounds_of, tr
 from engines.pure_noise import Flat
 from fedloom.engines.base import FederationState, SiloState
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.local_state import BOUND, LocalState
+from fedloom.engines.local_state import BOUND, MODEL, LocalState
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.methods.base import OptimizerRule, Phase
@@ -60,3 +60,17 @@ def test_bounds_are_each_silos_own_and_kept_where_they_are_searched_for(clipping
     found = [each.tensors for each in state.kept(2)]
     assert [list(each) for each in found] == [kept] * 2
     assert [each[name].item() for name in kept for each in found] == [3.0, 7.0][: 2 * len(kept)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_silo_kept_wins_over_fresh_weights_also_where_it_kept_only_a_part(engine: str) -> None:
+    """As after a round in which another block of its own did not exist yet."""
+    private = ("sharing.scopes.encoder=silo", "sharing.scopes.decoder=silo")
+    trainer, start = trainer_of(config_of(*private, "local.optimizer=sgd", "local.learning_rate=1e-30"), LARGER)
+    fresh = rounds_of(ENGINES[engine](trainer), start, ((2,),))[0].silos[2].tensors
+    name = next(each for each in fresh if each.startswith(f"{MODEL}encoder."))
+    part = FederationState(0, start.server, {**start.silos, 2: SiloState({name: fresh[name] + 1})})
+    after = rounds_of(ENGINES[engine](trainer), part, ((2,),))[0].silos[2].tensors
+    assert after.keys() == fresh.keys()
+    wanted = {each: fresh[each] + (each == name) for each in fresh}
+    assert all(torch.equal(after[each], wanted[each]) for each in fresh)
