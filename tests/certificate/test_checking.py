@@ -57,6 +57,7 @@ def test_what_nobody_changed_holds(folder: RunFolder, certificate: Path) -> None
         (lambda t: t["matter"].update(delta=1e-9), "its epsilon and delta are not the largest"),
         (lambda t: t["matter"].update(unit="subject"), "it promises something for each subject"),
         (lambda t: t["matter"]["signed"][0].update(epsilon=0.1), "the figures in its table are not those"),
+        (lambda t: t["matter"].update(signed=[]), "the figures in its table are not those"),
         (lambda t: t["matter"]["silos"].append("north"), "silo 'north' took part, and has signed nothing"),
         (lambda t: t.update(fedloom="9.9"), "it was made with fedloom 9.9"),
         (lambda t: t.update(statements=""), "nobody has signed it"),
@@ -101,6 +102,8 @@ def test_whoever_has_no_guarantee_is_told_of(tmp_path: Path) -> None:
     found = check_file(folder.statements, Known({}))
     assert any("no DP guarantee: its noise was seeded" in sentence for sentence in found.findings)
     assert [silo["epsilon"] for silo in json.loads(json.dumps(found.to_mapping()))["silos"]] == [None, None]
+    make_certificate(folder, tmp_path / "out")  # it says so itself, and has no table of figures
+    assert check_file(tmp_path / "out" / "certificate.json", Known({})).findings == found.findings
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": "privacy certificate"}', "\x00"])

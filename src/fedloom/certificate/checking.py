@@ -14,6 +14,7 @@ from fedloom.certificate.facts import KIND, SCHEMA, Certificate
 from fedloom.certificate.matter import Matter, SignedFigure, signed_figures
 from fedloom.errors import FedloomError
 from fedloom.privacy.statements import DIGITS, Bundle, bundle_of, digest_of, verify
+from fedloom.release.standing import Worth
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ def _unsigned(matter: Matter, signed: tuple[SignedFigure, ...]) -> Iterator[str]
     """Figures of a certificate that are not those of the statements in it."""
     names = {figure.silo for figure in signed}
     yield from (f"silo '{silo}' took part, and has signed nothing" for silo in matter.silos if silo not in names)
-    if matter.signed != signed:
+    if matter.signed != (signed if matter.worth == Worth.SIGNED else ()):
         yield "the figures in its table are not those that the silos have signed"
     epsilon, delta = (max(bounds, default=0.0) for bounds in ([s.epsilon for s in signed], [s.delta for s in signed]))
-    if not math.isclose(matter.epsilon, epsilon, rel_tol=DIGITS) or matter.delta != delta:
+    if not math.isclose(matter.epsilon, epsilon, rel_tol=DIGITS) or (matter.is_bounded and matter.delta != delta):
         yield "its epsilon and delta are not the largest that the silos have signed"
     if any(figure.unit != matter.unit for figure in signed):
         yield f"it promises something for each {matter.unit}, and the silos have signed for something else"
