@@ -113,6 +113,13 @@ class DataConfig:
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
+    # What is done to each picture in a file of its own, whatever the others are.
+    size: int = field(default=0, metadata=at_least(0) | LATER)  # of each side, in pixels; 0: as it is
+    crop: Literal["centre", "pad", "stretch"] = field(default="centre", metadata=LATER)  # how it becomes a square
+    mode: Literal["auto", "grey", "colour"] = field(default="auto", metadata=LATER)  # "auto": as it is
+    # The values that become black and white, where there are more than 256 levels; (): as its file says
+    window: tuple[float, ...] = field(default=(), metadata=LATER)
+    subjects: Literal["", "folder", "dicom"] = field(default="", metadata=LATER)  # whose pictures they are
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedloom.config import DataConfig
-from fedloom.errors import ConfigError, DataError, FedloomError
+from fedloom.errors import ConfigError, DataError, FedloomError, FedloomWarning
 from fedloom.federation import sample
 from fedloom.federation.building import SiloSummary, build_federation, describe
 from fedloom.federation.records import Federation
@@ -102,7 +102,8 @@ def test_image_folders_become_silos_with_groups_and_classes(tmp_path: Path) -> N
         picture(tmp_path / "hospital-a" / f"{i}.PNG", 100 + i)
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "hospital-a" / "notes.txt").write_text("not an image")
-    federation = folders(tmp_path)
+    with pytest.warns(FedloomWarning, match=r"left out, because they are no pictures: hospital-a/notes\.txt$"):
+        federation = folders(tmp_path)
     assert federation.shape == (1, 3, 4)
     assert federation.groups == ("all", "ct")
     assert federation.classes == ("cat", "dog")
@@ -188,9 +189,9 @@ def spoil_too_few(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_size, r"wide.png is 5x3 L, but .*0.png is 4x3 L; all images must have one size and mode"),
-        (spoil_mode, r"red.png is 4x3 RGB, but .*0.png is 4x3 L"),
-        (spoil_alpha, r"0.png has mode RGBA; convert it to L \(grey\) or RGB \(colour\)"),
+        (spoil_size, r"wide.png is 5x3 grey, but .*0.png is 4x3 grey; all images must have one size and mode"),
+        (spoil_mode, r"red.png is 4x3 colour, but .*0.png is 4x3 grey"),
+        (spoil_alpha, r"0.png has mode RGBA, .* data.mode = 'grey' or 'colour' makes it so"),
         (spoil_bytes, r"cannot read .*0.png as an image"),
         (spoil_truncated, r"cannot read .*0.png as an image"),
         (spoil_empty_silo, r"empty holds no images"),

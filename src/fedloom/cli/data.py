@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,18 +11,20 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fedloom.cli.output import Json, Overrides, completed_preset, plural, say, show, show_json, table, terminal
-from fedloom.config import Config, load_config
+from fedloom.config import Config, DataConfig, load_config
 from fedloom.errors import ConfigError, unknown
 from fedloom.presets import preset_names
 from fedloom.settings import override, parse
 
 if TYPE_CHECKING:
+    from fedloom.federation.picture_check import PictureReport
     from fedloom.federation.records import Federation
 
 app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Obtain data sets, and see who holds what.")
 
 LEVELS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 16
+SHOWN = 100  # findings
 FILES = (".npz", ".csv", ".parquet")
 LISTED_BY = "'fedloom list datasets' and 'fedloom list presets' name them"
 
@@ -70,6 +72,61 @@ def schema(
         raise ConfigError(f"--out {out} exists already; nothing was written")
     write_atomically(out, text.encode())
     say(f"{out}: read every line, and replace or declare public what is marked; then 'fedloom data show table'")
+
+
+@app.command("check")
+def check(
+    path: Annotated[Path, typer.Argument(help="A folder that holds a folder of pictures for each silo.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """List what is odd in folders of pictures, file by file, and propose the data section of a run.toml.
+
+    Exit code 1 where no settings would do.
+    """
+    from fedloom.federation.picture_check import check_pictures
+    from fedloom.federation.picture_files import PictureRule
+    from fedloom.federation.picture_folders import Layout
+
+    config = parse(Config, override({"data": {"source": "image-folders", "path": str(path)}}, overrides or [])).data
+    found = check_pictures(path.expanduser(), Layout(PictureRule.of(config), config.subjects))
+    if as_json:
+        show_json(
+            {
+                **asdict(found),
+                "findings": [
+                    {"file": str(each.file), "what": each.what, "stops": each.stops} for each in found.findings
+                ],
+            }
+        )
+    else:
+        _print_checked(found, config)
+    if not found.is_usable:
+        raise typer.Exit(1)
+
+
+def _print_checked(found: PictureReport, config: DataConfig) -> None:
+    import tomli_w
+
+    say(f"{plural(found.pictures, 'picture')} at {plural(found.silos, 'silo')}")
+    for name, counts in (("sizes", found.sizes), ("kinds", found.kinds)):
+        say(f"{name}: " + ", ".join(f"{kind} ({count:,})" for kind, count in counts.items()))
+    say(f"{plural(len(found.findings), 'finding')}" + (":" if found.findings else ""))
+    for each in found.findings[:SHOWN]:
+        say(f"  {each.file} {each.what}")
+    if len(found.findings) > SHOWN:
+        say(f"  and {len(found.findings) - SHOWN:,} more; --json lists all")
+    if not found.is_usable:
+        say("\nsome files cannot be learned from: take them away, or mend them")
+        return
+    chosen = {name: getattr(config, name) for name in ("size", "crop", "mode", "window", "subjects")}
+    usual = {field.name: field.default for field in fields(DataConfig)}
+    own = {name: value for name, value in chosen.items() if value != usual[name]}
+    say("\na data section to start from:\n")
+    section = {"source": "image-folders", "path": config.path, **found.settings, **own}
+    typer.echo(tomli_w.dumps({"data": section}), nl=False)
+    if "window" in found.settings and "window" not in own:
+        say("# the window was read off the records: a public one, such as the device's, gives nothing away")
 
 
 @app.command("show")

@@ -157,7 +157,7 @@ def load_records(path: Path, source: str = "", modality: str = "") -> Dataset:
 
     Images lie in a folder, or in one folder for each class.
     """
-    from fedloom.federation.files import load_own_images
+    from fedloom.federation.picture_folders import load_own_images
     from fedloom.federation.sources import SOURCES
     from fedloom.federation.tables import READERS, load_own_table
 

@@ -23,7 +23,7 @@ from fedloom.streams import Streams
 
 def build_federation(config: DataConfig, streams: Streams) -> Federation:
     """Load the source, divide its records among silos, and pool them again if the layout is centralised."""
-    dataset = with_condition(SOURCES.get(config.source, "data.source").load(config.path), config.condition)
+    dataset = with_condition(SOURCES.get(config.source, "data.source").open(config), config.condition)
     shares = divide(dataset, config, streams)
     if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))

@@ -15,8 +15,10 @@ from fedloom.errors import ConfigError
 from fedloom.federation import archives, sample
 from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
-from fedloom.federation.files import load_embeddings, load_image_folders, load_npz
+from fedloom.federation.files import load_embeddings, load_npz
 from fedloom.federation.parquet import load_parquet
+from fedloom.federation.picture_files import PictureRule
+from fedloom.federation.picture_folders import Layout, load_image_folders
 from fedloom.federation.records import Dataset, Records, concatenate
 from fedloom.federation.tables import adult_sample, load_tables
 from fedloom.modalities import frequencies
@@ -39,6 +41,7 @@ FASHION_CLASSES = tuple(
     )
 )
 KEPT = 8  # frequencies along each side
+OF_PICTURES = ("size", "crop", "mode", "window", "subjects")  # settings
 CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
 
 
@@ -50,6 +53,20 @@ class Source:
     load: Callable[[str], Dataset]
     public: bool = False
     medical: bool = False  # whether its records are patients'
+    pictures: Callable[[str, Layout], Dataset] | None = None  # where records are pictures in files of their own
+
+    def open(self, config: DataConfig) -> Dataset:
+        """The data set of these settings; those of pictures are refused where there are none."""
+        if self.pictures is not None:
+            return self.pictures(config.path, Layout(PictureRule.of(config), config.subjects))
+        usual = DataConfig()
+        for name in OF_PICTURES:
+            if (value := getattr(config, name)) != getattr(usual, name):
+                raise ConfigError(
+                    f"data.{name} = {value!r} is for pictures in files of their own, and data.source = "
+                    f"'{config.source}' has none"
+                )
+        return self.load(config.path)
 
 
 def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]) -> Dataset:
@@ -135,7 +152,9 @@ _OWN = {
         load_charm,
     ),
     "image-folders": Source(
-        "your images in data.path: one folder a silo, inside it one folder a class if you like", load_image_folders
+        "your images in data.path: one folder a silo, inside it one folder a class if you like",
+        load_image_folders,
+        pictures=load_image_folders,
     ),
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
     "parquet": Source(
