@@ -28,6 +28,7 @@ from fedloom.cli.output import (
 )
 from fedloom.config import load_config
 from fedloom.errors import ConfigError
+from fedloom.settings import override
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
@@ -91,6 +92,9 @@ def run(
 
 def resume(
     folder: RunDir,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="Train on until it has so many rounds in all.")
+    ] = None,
     engine: EngineName = None,
     device: Device = None,
     precision: Precision = None,
@@ -101,11 +105,13 @@ def resume(
     with terminal().status("loading"):
         from fedloom import experiment
         from fedloom.cli.progress import RoundProgress
-    run_folder = experiment.load(folder).folder
-    ended = run_folder.status["state"] != "unfinished"
-    if federation is None and run_folder.is_deployed:
+    run_folder, rounds = experiment.load(folder).folder, _rounds(overrides or [])
+    ended = run_folder.status["state"] != "unfinished" and rounds is None
+    if federation is None and run_folder.is_deployed and rounds is None:
         raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
     if federation is not None:
+        if rounds is not None:
+            raise ConfigError(f"the silos of {folder} agreed to {run_folder.config.rounds} rounds; begin a new run")
         from fedloom.deployment.directories import ServerDirectory
         from fedloom.deployment.gathering import unsigned
         from fedloom.deployment.tail import resume_at
@@ -117,13 +123,24 @@ def resume(
         found = experiment.load(folder)
     else:
         with _stoppable(folder), RoundProgress(terminal()) as progress:
-            found = experiment.resume(folder, observer=progress, engine=_engine(engine, device, precision))
+            found = experiment.resume(
+                folder, observer=progress, engine=_engine(engine, device, precision), rounds=rounds
+            )
     if ended and not as_json:
         say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
         say_guarantee(found.folder)
     else:
         _summarise(found, as_json)
     _fail_if_diverged(found)
+
+
+def _rounds(overrides: list[str]) -> int | None:
+    """The one setting of a run that may grow later."""
+    tree = override({}, overrides)
+    found = tree.pop("rounds", None)
+    if tree or (found is not None and (isinstance(found, bool) or not isinstance(found, int))):
+        raise ConfigError(f"'fedloom resume' takes rounds=N and no other setting, and was given {' '.join(overrides)}")
+    return found
 
 
 def _check_place(engine: str | None, federation: Path | None) -> None:

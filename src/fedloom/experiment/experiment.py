@@ -22,6 +22,7 @@ from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.extension import extend
 from fedloom.experiment.origin import check_origin, check_records, origin_of
 from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
@@ -131,7 +132,7 @@ class Experiment:
         return RoundContext(number, self.config.rounds, participants_of(self.config, self.federation, number))
 
     def _check_same_experiment(self, folder: RunFolder, checkpoint: Checkpoint) -> None:
-        if checkpoint.facts.get("config") != self.config.digest():
+        if checkpoint.facts.get("config") not in {self.config.digest(), *folder.digests()}:
             raise RunFolderError(f"{folder.path}: run.toml is not the one that its checkpoints were made with")
         check_records(folder, self.federation, checkpoint)
 
@@ -243,10 +244,16 @@ def resume(
     federation: Federation | None = None,
     observer: Observer | None = None,
     engine: Mapping[str, str] | None = None,
+    rounds: int | None = None,
 ) -> Run:
-    """Go on with a run from its newest checkpoint; ``engine`` changes settings of that section, such as the device."""
+    """Go on with a run from its newest checkpoint; ``engine`` changes settings of that section, such as the device.
+
+    With ``rounds`` a run without privacy mechanism is trained on until it has so many in all.
+    """
     folder = RunFolder.open(Path(out))
     check_origin(folder, federation)
+    if rounds is not None:
+        folder = extend(folder, rounds, federation)
     config = folder.config
     if engine:
         config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))

@@ -33,7 +33,7 @@ from fedloom.runs.metrics import is_metric
 
 ENDS = ("finished", "diverged")
 SECRET_FILE, SECRET = "noise.key", 32  # bytes
-NOISE, DATA = "noise", "data"  # in environment.json
+NOISE, DATA, EARLIER = "noise", "data", "earlier_rounds"  # in environment.json
 DIGEST = f"{DATA}.digest"  # whoever guesses the records could tell from it that he is right
 
 
@@ -236,6 +236,18 @@ class RunFolder:
         """Record how the run ended: one of ``ENDS``, ``diverged`` with the reason."""
         write_json(self.path / "status.json", {"state": state, "round": round_number, "reason": reason})
         (self.path / SECRET_FILE).unlink(missing_ok=True)  # nothing will be done again
+
+    def reopened(self, config: Config) -> RunFolder:
+        """The folder of a run that goes on with more rounds; stopped anywhere, nothing is lost."""
+        (self.path / "status.json").unlink(missing_ok=True)
+        self.note({EARLIER: [*self.environment.get(EARLIER, []), self.config.rounds]})
+        write_atomically(self.path / "run.toml", config.to_toml().encode())
+        return replace(self, config=config)
+
+    def digests(self) -> set[str]:
+        """Of the configurations that its checkpoints may have been made with: it, and it with fewer rounds before."""
+        earlier = self.environment.get(EARLIER, [])
+        return {self.config.digest(), *(replace(self.config, rounds=rounds).digest() for rounds in earlier)}
 
     @property
     def status(self) -> dict[str, Any]:
