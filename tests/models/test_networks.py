@@ -50,7 +50,7 @@ def test_a_block_without_branches_ignores_the_groups() -> None:
 
 def test_a_branch_that_no_row_belongs_to_gets_an_exactly_zero_gradient() -> None:
     routed = Routed({0: nn.Linear(4, 2), 1: nn.Linear(4, 2)})
-    routed(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)).square().sum().backward()
+    route(routed, torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in routed.named_parameters()}
     assert all(g is not None and g.abs().sum() > 0 for n, g in gradients.items() if n.startswith("branches.0"))
     assert all(g is not None and g.abs().sum() == 0 for n, g in gradients.items() if n.startswith("branches.1"))

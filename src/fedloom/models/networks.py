@@ -6,9 +6,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fedloom.config import ModelConfig
 from fedloom.models.convolutional import conv_decoder, conv_encoder
@@ -46,21 +49,29 @@ class Routed(nn.Module):
         super().__init__()
         self.branches = nn.ModuleDict({str(group): branch for group, branch in branches.items()})
 
-    def forward(self, x: Tensor, group: Tensor) -> Tensor:
+    def forward(self, inputs: tuple[Any, ...], group: Tensor) -> Any:
         """Run all branches on the whole batch and keep each row's own: fixed shapes, whatever the mix of groups."""
-        result: Tensor | None = None
+        result: Any = None
         for name, branch in self.branches.items():
-            mine = branch(x)
-            own = (group == int(name)).reshape(-1, *[1] * (mine.dim() - 1))
-            result = mine if result is None else torch.where(own, mine, result)
+            mine, own = branch(*inputs), group == int(name)
+            result = mine if result is None else tree_map(partial(_own_rows, own), mine, result)
         assert result is not None, "a routed block has at least one branch"
         return result
 
 
+def _own_rows(own: Tensor, mine: Tensor, others: Tensor) -> Tensor:
+    return torch.where(own.reshape(-1, *[1] * (mine.dim() - 1)), mine, others)
+
+
 def route(block: nn.Module, x: Tensor, group: Tensor) -> Tensor:
     """Call a block that may or may not have a branch for each group."""
-    output: Tensor = block(x, group) if isinstance(block, Routed) else block(x)
+    output: Tensor = route_all(block, (x,), group)
     return output
+
+
+def route_all(block: nn.Module, inputs: tuple[Any, ...], group: Tensor) -> Any:
+    """The same for a block of several inputs, or that gives several tensors."""
+    return block(inputs, group) if isinstance(block, Routed) else block(*inputs)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Fission of a modern generator: flow matching by a UNet whose blocks have scopes of their own.
+
+Hu et al., "FissionVAE", IJCAI 2025 (arXiv 2408.17090), section 3.3, gives decoders to groups and shares the rest; here
+the same is done to the UNet of Ho et al., NeurIPS 2020 (arXiv 2006.11239, appendix B), trained by rectified flow (Liu
+et al., "Flow Straight and Fast", ICLR 2023, arXiv 2209.03003, equation 1). Unless ``sharing.scopes`` says otherwise the
+upward half is the group's and all before it everybody's. With classes it learns with and without them, and guidance
+(Ho, Salimans, "Classifier-Free Diffusion Guidance", 2022, arXiv 2207.12598, equation 6) leans on the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedloom.errors import ConfigError
+from fedloom.federation.rounds import Site
+from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting, branched
+from fedloom.methods.image_flows import ImageFlow, image_ways
+from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.steps import Merged
+from fedloom.models.flow import Solver
+from fedloom.models.unet import Embedding, FlowUNet, Middle, UNetSize, WayDown, WayUp
+from fedloom.objectives.rectified_flow import Augmentation, PathName, RectifiedFlow, Times, Weight
+from fedloom.outline import in_outline
+from fedloom.settings import all_positive, at_least, share
+from fedloom.sharing.plan import GLOBAL, GROUP, SharingPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class FissionFlowOptions(LabelOptions):
+    """The network, what it is told, how it is trained, and how samples are drawn."""
+
+    widths: tuple[int, ...] = field(default=(64, 128, 256), metadata=all_positive())  # the image halves between them
+    blocks: int = field(default=1, metadata=at_least(1))  # residual blocks at each size, down and up
+    attention: int = field(default=1, metadata=at_least(0))  # at how many of the smallest sizes
+    dropout: float = field(default=0.0, metadata=share())  # share of a residual block's channels
+    told: tuple[Literal["group", "label"], ...] = ("group",)  # what the network knows beside image and time
+    unlabelled: float = field(default=0.1, metadata=share())  # share of the records whose class it is not told
+    path: PathName = "straight"  # from noise to a record
+    times: Times = "uniform"  # how times are drawn
+    weight: Weight = "velocity"  # of the error at a time: of the velocity, or of the record or noise that it implies
+    draws: int = field(default=1, metadata=at_least(1))  # of time and noise for a record in a step
+    flips: bool = False  # records also left and right swapped
+    shifts: int = field(default=0, metadata=at_least(0))  # records also moved by at most so many pixels
+    solver: Solver = "heun"  # of the way from noise to a sample
+    steps: int = field(default=25, metadata=at_least(1))  # of the solver
+    guidance: float = field(default=0.0, metadata=at_least(0))  # how far samples lean towards their class
+
+    @property
+    def size(self) -> UNetSize:
+        """Of the network."""
+        return UNetSize(self.widths, self.blocks, min(self.attention, len(self.widths)), self.dropout)
+
+
+@dataclass(frozen=True)
+class Build:
+    """The network of a site, a branch for each of its groups where a block is the group's."""
+
+    __repr__ = in_outline
+
+    setting: Setting
+    plan: SharingPlan
+    options: FissionFlowOptions
+
+    def __call__(self, site: Site) -> FlowUNet:
+        """Fresh weights."""
+        size, channels, told = self.options.size, self.setting.shape[0], self.options.told
+        groups = len(self.setting.groups) if "group" in told else 0
+        classes = len(self.setting.classes) + 1 if "label" in told else 0
+        makers = {
+            "embedding": lambda _: Embedding(size, groups, classes),
+            "down": lambda _: WayDown(channels, size),
+            "middle": lambda _: Middle(size),
+            "up": lambda _: WayUp(channels, size),
+        }
+        return FlowUNet(*(branched(self.plan, block, site, make) for block, make in makers.items()))
+
+
+def make(setting: Setting, options: FissionFlowOptions) -> Method:
+    """The upward half GROUP, all else GLOBAL, unless ``sharing.scopes`` says otherwise."""
+    options.size.check(setting.shape)
+    labelled = "label" in options.told
+    if options.guidance and not labelled:
+        raise ConfigError(
+            f"method.guidance = {options.guidance:g} needs classes to lean on: add 'label' to method.told"
+        )
+    if labelled:
+        require_classes(setting, "fission_flow")
+    blocks = {"embedding": GLOBAL, "down": GLOBAL, "middle": GLOBAL, "up": GROUP}
+    plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
+    classes = len(setting.classes) if labelled else 0
+    objective = RectifiedFlow(
+        setting.shape,
+        classes,
+        options.path,
+        options.times,
+        options.weight,
+        options.draws,
+        options.unlabelled if labelled else 0.0,
+        Augmentation(options.flips, options.shifts),
+        options.size.dropped,
+        options.dropout,
+    )
+    flow = ImageFlow(options.solver, options.steps, options.widths[0], classes, options.guidance)
+    method = Method(
+        name="fission_flow",
+        plan=plan,
+        build=Build(setting, plan, options),
+        phases=(Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local)),),
+        server_step=Merged(),
+        pathways=image_ways(flow, setting.shape, tuple(blocks)),
+    )
+    return with_labels(method, setting, options) if labelled else method
+
+
+RECIPE = Recipe(
+    "fission_flow", "flow matching by a UNet whose upward half is the group's", FissionFlowOptions, make, ("image",)
+)
