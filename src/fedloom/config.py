@@ -104,6 +104,7 @@ class DataConfig:
     layout: Literal["federated", "centralised"] = "federated"  # "centralised": one silo holds all records
     # 'fedloom list partitions' names them; "auto": "natural" where the source knows who holds what, else "groups"
     partition: str = "auto"
+    redeal: bool = field(default=False, metadata=LATER)  # divide anew what the source says that silos hold already
     silos: int = field(default=10, metadata=at_least(1))  # of each group with "groups", else in all
     sizes: Literal["equal", "unequal"] = "equal"  # of silos
     alpha: float = field(default=0.3, metadata=above(0))  # of "dirichlet": the smaller, the more silos differ
@@ -120,6 +121,8 @@ class DataConfig:
     # The values that become black and white, where there are more than 256 levels; (): as its file says
     window: tuple[float, ...] = field(default=(), metadata=LATER)
     subjects: Literal["", "folder", "dicom"] = field(default="", metadata=LATER)  # whose pictures they are
+    # What a table of pictures calls "image", "label", "group", "silo" and "subject", where it has them
+    columns: dict[str, str] = field(default_factory=dict, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +293,7 @@ class Config:
     def digest(self) -> str:
         """What identifies the experiment: a hash over what its numbers depend on, but for whence its noise comes."""
         tree = self.to_mapping()
-        del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"]
+        del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"], tree["data"]["redeal"]
         _leave_out_later_defaults(self, tree)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from fedloom.cli.output import Json, Overrides, completed_preset, plural, say, show, show_json, table, terminal
+from fedloom.cli.output import (
+    Json,
+    Overrides,
+    complain,
+    completed_preset,
+    plural,
+    say,
+    show,
+    show_json,
+    table,
+    terminal,
+)
 from fedloom.config import Config, DataConfig, load_config
 from fedloom.errors import ConfigError, unknown
 from fedloom.presets import preset_names
@@ -144,15 +155,18 @@ def show_federation(
     as_json: Json = False,
 ) -> None:
     """Show the silos that a data set or preset makes: their records, groups and labels."""
-    from fedloom.federation.building import build_federation
+    from fedloom.federation.building import build_federation, redealt
     from fedloom.streams import Streams
 
     config = _config(name, overrides or [])
-    found = _described(build_federation(config.data, Streams(config.seed)))
+    federation = build_federation(config.data, Streams(config.seed))
+    found = _described(federation)
     if as_json:
         show_json(found)
     else:
         _print(found)
+    if sentence := redealt(federation):
+        complain("Warning", sentence, typer.colors.YELLOW)
 
 
 def _config(name: str, overrides: list[str]) -> Config:

@@ -26,7 +26,7 @@ from fedloom.experiment.extension import extend
 from fedloom.experiment.origin import check_origin, check_records, origin_of
 from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
-from fedloom.federation.building import build_federation
+from fedloom.federation.building import build_federation, check_dealt
 from fedloom.federation.canaries import with_canaries
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
@@ -94,6 +94,7 @@ class Experiment:
     def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
         self.config.privacy.check_mechanism()
+        check_dealt(self.federation)
         check_trackers(self.config)
         evaluator = self._evaluator()  # complains before the folder exists
         # Models are built before the folder exists, so that networks that do not fit the data leave nothing behind.

@@ -55,7 +55,7 @@ def check_records(folder: RunFolder, federation: Federation, checkpoint: Checkpo
 
 def _records(config: DataConfig) -> DataConfig:
     """What settings say of the records themselves."""
-    return replace(config, layout="federated", public=False)
+    return replace(config, layout="federated", public=False, redeal=False)
 
 
 def _caller() -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.config import DataConfig
-from fedloom.errors import DataError, unknown
+from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Examples, assemble, column, examples, joined, kind
 from fedloom.federation.conditions import with_condition
 from fedloom.federation.outliers import with_outliers
@@ -25,11 +25,35 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     """Load the source, divide its records among silos, and pool them again if the layout is centralised."""
     dataset = with_condition(SOURCES.get(config.source, "data.source").open(config), config.condition)
     shares = divide(dataset, config, streams)
-    if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
+    anew = partition_of(dataset, config) != "natural"
+    if anew:  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))
     federation = with_outliers(_federation(dataset, shares, config.validation, streams), config.outliers, streams)
     federation = replace(federation, described=config)
-    return federation.centralised() if config.layout == "centralised" else federation
+    if config.layout == "centralised":
+        return federation.centralised()
+    return replace(federation, redealt=dataset.owners) if anew else federation
+
+
+def redealt(federation: Federation) -> str:
+    """A sentence where silos were made up of records of which the source says who holds them; else empty."""
+    if not federation.redealt or federation.described is None:
+        return ""
+    known, config = federation.redealt, federation.described
+    named = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
+    return (
+        f"'{federation.name}' says who holds what ({len(known)} silos: {named}), and data.partition = "
+        f"'{config.partition}' deals their records anew among {len(federation)} silos"
+    )
+
+
+def check_dealt(federation: Federation) -> None:
+    """Refuse to train on such silos, unless it was asked for: who holds what would be lost without a word."""
+    asked = federation.described is not None and federation.described.redeal
+    if (sentence := redealt(federation)) and not asked:
+        raise ConfigError(
+            f"{sentence}; data.partition = 'natural' keeps them, data.redeal = true says that it is meant"
+        )
 
 
 def federation_from_arrays(

@@ -6,7 +6,9 @@ learned about the others before a mechanism guards them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fedloom.outline import in_outline
 
 MODES = {"grey": "L", "colour": "RGB"}
 LEVELS = 255
+PILLOW = ("PNG", "JPEG", "WEBP", "TIFF")
 DEEP = "more than 8 bits"
 
 
@@ -68,8 +71,8 @@ class Picture:
         return self.content.size
 
 
-def _pillow(file: Path) -> Picture:
-    with Image.open(file) as image:
+def _pillow(file: Path, content: bytes | None = None) -> Picture:
+    with Image.open(file if content is None else io.BytesIO(content), formats=PILLOW) as image:
         if (pages := getattr(image, "n_frames", 1)) > 1:
             raise DataError(f"{file} holds {pages} pictures; save each as a file of its own")
         turned = ImageOps.exif_transpose(image)  # a camera's picture as people see it
@@ -112,8 +115,20 @@ def open_picture(file: Path) -> Picture:
     read = reader_of(file)
     if read is None:
         raise DataError(f"{file} is no picture that can be read; give {KNOWN} files")
-    try:
+    with _named(file):
         return read(file)
+
+
+def picture_within(content: bytes, place: Path) -> Picture:
+    """A picture whose file lies inside another one, at a place that complaints name."""
+    with _named(place):
+        return _pillow(place, content)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    try:
+        yield
     except UnidentifiedImageError as error:
         raise DataError(f"cannot read {file} as an image: it is damaged, or of another kind than its name") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -177,7 +192,10 @@ class PictureReader:
 
     def read(self, file: Path) -> tuple[NDArray[np.uint8], str]:
         """A picture's pixels, and whose it is where its file says so."""
-        picture = open_picture(file)
+        return self.take(open_picture(file), file)
+
+    def take(self, picture: Picture, file: Path) -> tuple[NDArray[np.uint8], str]:
+        """The same of a picture that is open already."""
         pixels = pixels_of(picture, self._rule, file)
         if self._first is None:
             self._first = (file, pixels.shape)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ class Layout:
 
     rule: PictureRule = USUAL
     subjects: str = ""  # whose pictures they are: "folder", "dicom" (its patient), or not known
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is in it -> what it is called there
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def load_image_folders(path: str, layout: Layout | None = None) -> Dataset:
     ``data.subjects = "folder"`` the innermost folders are subjects.
     """
     layout = layout or Layout()
+    if layout.columns:
+        raise DataError("data.columns is for tables of pictures, and data.source = 'image-folders' has none")
     root = existing(path, "image-folders", "a folder that holds one folder of images for each silo")
     if not root.is_dir():
         raise DataError(f"data.path = '{path}' is not a folder; give one that holds one folder for each silo")
@@ -68,7 +71,7 @@ def load_image_folders(path: str, layout: Layout | None = None) -> Dataset:
     train = _examples([each for each in found if not each.held_out], reader, layout)
     held_out = [each for each in found if each.held_out]
     test = _examples(held_out, reader, layout) if held_out else None
-    _warn_of_travellers([train, *([test] if test else [])])
+    warn_of_travellers([train, *([test] if test else [])])
     return assemble(root.resolve().name, train, test)
 
 
@@ -189,7 +192,8 @@ def _warn_of_strangers(root: Path) -> None:
         warnings.warn(f"left out, because they are no pictures: {named}{more}", FedloomWarning, stacklevel=3)
 
 
-def _warn_of_travellers(tables: Iterable[Examples]) -> None:
+def warn_of_travellers(tables: Iterable[Examples]) -> None:
+    """Say how many subjects have records at several silos, and what that means for a guarantee."""
     silos: dict[str, set[str]] = {}
     for table in tables:
         if table.subject is not None and table.owner is not None:

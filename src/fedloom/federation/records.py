@@ -226,6 +226,7 @@ class Federation:
     attributes: tuple[str, ...] = ()  # "name=value" for each column of the records' attributes
     unseen_outliers: Records | None = None  # like those in the silos where some were put in, but never trained on
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
+    redealt: tuple[str, ...] = ()  # silos that the source names, where others were made of their records
     described: DataConfig | None = None  # the settings that it was built from; None: records in memory, or elsewhere
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from fedloom.federation.files import load_embeddings, load_npz
 from fedloom.federation.parquet import load_parquet
 from fedloom.federation.picture_files import PictureRule
 from fedloom.federation.picture_folders import Layout, load_image_folders
+from fedloom.federation.picture_tables import load_picture_tables
 from fedloom.federation.records import Dataset, Records, concatenate
 from fedloom.federation.tables import adult_sample, load_tables
 from fedloom.modalities import frequencies
@@ -41,7 +42,7 @@ FASHION_CLASSES = tuple(
     )
 )
 KEPT = 8  # frequencies along each side
-OF_PICTURES = ("size", "crop", "mode", "window", "subjects")  # settings
+OF_PICTURES = ("size", "crop", "mode", "window", "subjects", "columns")  # settings
 CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
 
 
@@ -58,7 +59,7 @@ class Source:
     def open(self, config: DataConfig) -> Dataset:
         """The data set of these settings; those of pictures are refused where there are none."""
         if self.pictures is not None:
-            return self.pictures(config.path, Layout(PictureRule.of(config), config.subjects))
+            return self.pictures(config.path, Layout(PictureRule.of(config), config.subjects, config.columns))
         usual = DataConfig()
         for name in OF_PICTURES:
             if (value := getattr(config, name)) != getattr(usual, name):
@@ -155,6 +156,11 @@ _OWN = {
         "your images in data.path: one folder a silo, inside it one folder a class if you like",
         load_image_folders,
         pictures=load_image_folders,
+    ),
+    "hugging-face": Source(
+        "your images in data.path: a folder of Hugging Face datasets, or Parquet files; data.columns names silos",
+        load_picture_tables,
+        pictures=load_picture_tables,
     ),
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
     "parquet": Source(
