@@ -95,6 +95,17 @@ class OutliersConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ColumnsConfig:
+    """What a table of pictures calls its columns."""
+
+    image: str = ""  # the pictures; found by its name or type unless told
+    label: str = ""  # the class; "label" unless told, where there is one
+    group: str = ""  # the group; none unless told
+    silo: str = ""  # who has the picture; nobody unless told
+    subject: str = ""  # whose picture it is; not known unless told
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the records come from and who holds them."""
 
@@ -121,8 +132,7 @@ class DataConfig:
     # The values that become black and white, where there are more than 256 levels; (): as its file says
     window: tuple[float, ...] = field(default=(), metadata=LATER)
     subjects: Literal["", "folder", "dicom"] = field(default="", metadata=LATER)  # whose pictures they are
-    # What a table of pictures calls "image", "label", "group", "silo" and "subject", where it has them
-    columns: dict[str, str] = field(default_factory=dict, metadata=LATER)
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig, metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fedloom.config import DataConfig
-from fedloom.errors import ConfigError, DataError, FedloomWarning
+from fedloom.config import ColumnsConfig, DataConfig
+from fedloom.errors import ConfigError, DataError, FedloomError, FedloomWarning
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
+from fedloom.settings import parse
 from fedloom.streams import Streams
 
 SITES = ["north", "north", "south", "south"] * 5
@@ -44,7 +45,7 @@ def table(count: int = 20, first: int = 0) -> datasets.Dataset:
 
 
 def built(path: Path, **settings: object) -> Federation:
-    return build_federation(DataConfig(source="hugging-face", path=str(path), **settings), Streams(0))  # type: ignore[arg-type]
+    return build_federation(parse(DataConfig, {"source": "hugging-face", "path": str(path), **settings}), Streams(0))
 
 
 def values(federation: Federation, silo: int) -> set[int]:
@@ -140,12 +141,12 @@ def test_what_cannot_be_learned_from_is_named(spoil: object, message: str, tmp_p
     ("columns", "message"),
     [
         ({"silo": "sit"}, "data.columns.silo: unknown column 'sit'; did you mean 'site'"),
-        ({"sillo": "site"}, "data.columns: unknown column 'sillo'; did you mean 'silo'"),
+        ({"sillo": "site"}, "unknown key 'columns.sillo'; did you mean 'columns.silo'"),
     ],
 )
 def test_columns_that_are_not_there(columns: dict[str, str], message: str, tmp_path: Path) -> None:
     table().to_parquet(str(tmp_path / "x.parquet"))
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(FedloomError, match=message):
         built(tmp_path, columns=columns)
 
 
@@ -153,6 +154,8 @@ def test_a_folder_of_nothing_and_columns_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no Parquet or Arrow file to train on"):
         built(tmp_path)
     with pytest.raises(ConfigError, match=r"data\.columns = .* is for pictures .* 'mnist-sample' has none"):
-        build_federation(DataConfig(source="mnist-sample", columns={"silo": "x"}), Streams(0))
+        build_federation(DataConfig(source="mnist-sample", columns=ColumnsConfig(silo="x")), Streams(0))
     with pytest.raises(DataError, match=r"data\.columns is for tables of pictures"):
-        build_federation(DataConfig(source="image-folders", path=str(tmp_path), columns={"silo": "x"}), Streams(0))
+        build_federation(
+            DataConfig(source="image-folders", path=str(tmp_path), columns=ColumnsConfig(silo="x")), Streams(0)
+        )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedloom.config import ColumnsConfig
 from fedloom.errors import DataError, FedloomWarning
 from fedloom.federation.arrays import ONE_GROUP, Examples, assemble
 from fedloom.federation.files import existing
@@ -18,7 +19,7 @@ from fedloom.federation.records import Dataset
 
 HELD_OUT = "test"
 NAMED = 5  # of the files in a warning
-USUAL = PictureRule()
+USUAL, NAMES = PictureRule(), ColumnsConfig()
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Layout:
 
     rule: PictureRule = USUAL
     subjects: str = ""  # whose pictures they are: "folder", "dicom" (its patient), or not known
-    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: what is in it -> what it is called there
+    columns: ColumnsConfig = NAMES  # of a table
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def load_image_folders(path: str, layout: Layout | None = None) -> Dataset:
     ``data.subjects = "folder"`` the innermost folders are subjects.
     """
     layout = layout or Layout()
-    if layout.columns:
+    if layout.columns != NAMES:
         raise DataError("data.columns is for tables of pictures, and data.source = 'image-folders' has none")
     root = existing(path, "image-folders", "a folder that holds one folder of images for each silo")
     if not root.is_dir():

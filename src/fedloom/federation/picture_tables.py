@@ -6,12 +6,14 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedloom.config import ColumnsConfig
 from fedloom.errors import DataError, FedloomError, MissingExtraError, unknown
 from fedloom.federation.arrays import Column, Examples, assemble, column, joined
 from fedloom.federation.files import existing
@@ -20,7 +22,6 @@ from fedloom.federation.picture_folders import Layout, warn_of_travellers
 from fedloom.federation.records import Dataset
 
 IMAGE, LABEL = "image", "label"
-ROLES = (IMAGE, LABEL, "group", "silo", "subject")
 FOUND_BY_NAME = (IMAGE, LABEL)  # where data.columns says nothing
 ENDINGS = (".parquet", ".arrow")
 SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|val)(?:[^a-z]|$)")
@@ -35,9 +36,6 @@ def load_picture_tables(path: str, layout: Layout | None = None) -> Dataset:
     """
     layout = layout or Layout()
     root = existing(path, "hugging-face", "a folder of Hugging Face datasets, or a Parquet file")
-    for role in layout.columns:
-        if role not in ROLES:
-            raise DataError("data.columns: " + unknown("column", role, ROLES))
     if layout.subjects:
         raise DataError("data.subjects is for pictures in files; data.columns.subject names the column of a table")
     files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.suffix in ENDINGS)
@@ -102,9 +100,10 @@ def _table(file: Path) -> Any:
         raise DataError(f"cannot read {file} as a table: {error}") from error
 
 
-def _names(table: Any, file: Path, given: Mapping[str, str]) -> dict[str, str]:
+def _names(table: Any, file: Path, given: ColumnsConfig) -> dict[str, str]:
     """The columns of a table by what is in them; the pictures' is known by its type too."""
-    found = {role: role for role in FOUND_BY_NAME if role in table.column_names} | dict(given)
+    found = {role: role for role in FOUND_BY_NAME if role in table.column_names}
+    found |= {role: name for role, name in asdict(given).items() if name}
     if IMAGE not in found:
         pictures = [column.name for column in table.schema if _holds_pictures(column.type)]
         if len(pictures) != 1:

@@ -56,14 +56,13 @@ def write_report(runs: Sequence[ReportedRun], out: Path, *, with_records: bool =
 
 def stories_of(runs: Sequence[ReportedRun], *, with_records: bool = False) -> list[Story]:
     """Read all runs; those that describe the same data share them."""
-    federations: dict[str, Federation | str] = {}
+    federations: dict[tuple[DataConfig, AuditConfig, int], Federation | str] = {}
     stories = []
     for run, label in zip(runs, _labels(runs), strict=True):
         config = run.folder.config
-        described = (config.data, config.audit, config.seed)
-        key = repr(described)  # tables among the settings have no hash
+        key = (config.data, config.audit, config.seed)
         if key not in federations:
-            federations[key] = _federation(*described)
+            federations[key] = _federation(*key)
         subject = subject_of(run, federations[key], with_records=with_records)
         stories.append(_story(subject, label, SAMPLES_BUDGET // len(runs)))
     return stories
