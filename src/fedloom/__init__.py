@@ -21,6 +21,7 @@ _HOMES = {
     "federation_from_arrays": "fedloom.federation.building",
     "Experiment": "fedloom.experiment",
     "Run": "fedloom.experiment",
+    "estimate": "fedloom.experiment",
     "train": "fedloom.experiment",
     "resume": "fedloom.experiment",
     "load": "fedloom.experiment",
@@ -35,6 +36,7 @@ __all__ = [
     "Run",
     "Streams",
     "build_federation",
+    "estimate",
     "federation_from_arrays",
     "load",
     "load_config",
@@ -46,7 +48,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fedloom.config import Config, load_config
     from fedloom.errors import FedloomError
-    from fedloom.experiment import Experiment, Run, load, resume, train
+    from fedloom.experiment import Experiment, Run, estimate, load, resume, train
     from fedloom.federation.building import build_federation, federation_from_arrays
     from fedloom.federation.records import Federation
     from fedloom.release.export import load_generators

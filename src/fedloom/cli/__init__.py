@@ -9,6 +9,7 @@ import typer
 import fedloom
 from fedloom.cli import (
     auditing,
+    background,
     catalogue,
     certificate,
     comparison,
@@ -56,6 +57,8 @@ def options(
 
 app.command("run", epilog=more("reference/configuration.md"))(training.run)
 app.command("resume", epilog=more("reference/files.md"))(training.resume)
+app.command("status", epilog=more("how-to/long-runs.md"))(background.status)
+app.command("stop", epilog=more("how-to/long-runs.md"))(background.stop)
 app.command("sample", epilog=more("tutorial.md"))(sampling.sample)
 app.command("inspect", epilog=more("tutorial.md"))(inspection.inspect)
 app.command("ledger", epilog=more("privacy.md"))(ledger.ledger)

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from typer.core import TyperGroup
 
+from fedloom.cli.interruption import stopped
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.presets import preset_names
 
@@ -42,6 +43,8 @@ class Commands(TyperGroup):
             warnings.showwarning = partial(_show_warning, set())
             try:
                 return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                raise stopped() from error
             except FedloomError as error:
                 chosen = self.get_command(ctx, ctx.invoked_subcommand or "")
                 page = more(error.page) if error.page else (chosen and chosen.epilog) or ""

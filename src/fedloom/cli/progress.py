@@ -1,4 +1,4 @@
-"""How a run goes on, live in a terminal; silent anywhere else."""
+"""How a run goes on: live in a terminal, one line a round anywhere else."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ BAR_WIDTH = 20
 
 class RoundProgress(Observer):
     """Round, silos done, speed, time left and loss terms; a line is kept for every round with metrics.
+
+    Where there is no terminal, such as in a log, each round is a line of text as soon as it is over.
 
     Of several ``runs`` in one program it shows the silos of all, and keeps no lines: they would not say whose they are.
     """
@@ -69,14 +71,23 @@ class RoundProgress(Observer):
     def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
         """Move on to the next round."""
         self._rounds_done, self._terms = report.context.round, report.terms
-        if metrics and self._runs == 1:
-            self._keep(f"round {self._rounds_done}  {_by_metric(metrics)}")
         self._steps, self._silos, self._round_start = 0, "", time.perf_counter()
+        if self._runs == 1:
+            found = _by_metric(metrics)
+            if not self._live.is_started:
+                self._keep("  ".join(filter(None, (self._count(), listed(self._terms), found, self._time_left()))))
+            elif metrics:
+                self._keep(f"round {self._rounds_done}  {found}")
         self._refresh()
 
     def _keep(self, line: str) -> None:
         if self._live.is_started:
             self._live.console.print(line, markup=False)
+        elif self._runs == 1:
+            print(line, file=self._live.console.file, flush=True)
+
+    def _count(self) -> str:
+        return f"round {self._rounds_done}/{self._rounds}"
 
     def _refresh(self) -> None:
         if self._live.is_started:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedloom.cli.background import detach
+from fedloom.cli.estimating import estimate
+from fedloom.cli.interruption import stoppable
 from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
 from fedloom.cli.output import (
     Json,
@@ -26,15 +27,15 @@ from fedloom.cli.output import (
     show_json,
     terminal,
 )
-from fedloom.config import load_config
+from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError
+from fedloom.runs.files import file_name
 from fedloom.settings import override
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
 
-INTERRUPTED = 130
-
+ENGINE = {"name": "engine", "device": "device", "precision": "precision"}  # setting -> option
 EngineName = Annotated[
     str | None, typer.Option("--engine", help="auto, reference, fused, or flower.", show_default=False)
 ]
@@ -43,6 +44,7 @@ Federation = Annotated[
     typer.Option("--federation", metavar="DIR", help="A federation's folder: run across machines.", show_default=False),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default=False)]
+Detached = Annotated[bool, typer.Option("--detach", help="Go on in the background; 'fedloom status' looks after it.")]
 Precision = Annotated[str | None, typer.Option(help="float32, tf32 or bf16.", show_default=False)]
 
 
@@ -65,29 +67,43 @@ def run(
     device: Device = None,
     precision: Precision = None,
     federation: Federation = None,
+    detached: Detached = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try some steps, and say how long the run would take; write nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train what a preset or a file describes, into a new run folder."""
-    _check_place(engine, federation)
+    _check_place(engine, federation, detached or dry_run)
     where = [f"engine.{key}={value}" for key, value in _engine(engine, device, precision).items()]
     config = load_config(source, [*(overrides or ()), *where])
     config.privacy.check_mechanism()
-    with terminal().status("loading"):
-        from fedloom.cli.progress import RoundProgress
-        from fedloom.experiment import file_name, load, train
+    if dry_run:
+        estimate(config, as_json)
+        return
     folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
-    if federation is not None:
-        from fedloom.deployment.directories import ServerDirectory
-        from fedloom.deployment.tail import run_at
-
-        with _stoppable(folder):
-            run_at(ServerDirectory.open(federation), config, folder, partial(typer.echo, err=True))
-        finished = load(folder)
-    else:
-        with _stoppable(folder), RoundProgress(terminal()) as progress:
-            finished = train(config, folder, observer=progress)
+    if detached:
+        detach(["run", source, *(overrides or ()), *where, "--out", str(folder)], folder)
+        return
+    finished = _trained(config, folder, federation)
     _summarise(finished, as_json)
     _fail_if_diverged(finished)
+
+
+def _trained(config: Config, folder: Path, federation: Path | None) -> Run:
+    """A new run to its end, here or across machines."""
+    with terminal().status("loading"):
+        from fedloom.cli.progress import RoundProgress
+        from fedloom.experiment import load, train
+    if federation is None:
+        with stoppable(folder), RoundProgress(terminal()) as progress:
+            return train(config, folder, observer=progress)
+    from fedloom.deployment.directories import ServerDirectory
+    from fedloom.deployment.tail import run_at
+
+    with stoppable(folder):
+        run_at(ServerDirectory.open(federation), config, folder, partial(typer.echo, err=True))
+    return load(folder)
 
 
 def resume(
@@ -99,9 +115,15 @@ def resume(
     device: Device = None,
     precision: Precision = None,
     federation: Federation = None,
+    detached: Detached = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a stopped run, exactly as if it had not stopped (on another engine: up to rounding)."""
+    _check_place(None, federation, detached)
+    if detached:
+        options = [f"--{ENGINE[key]}={value}" for key, value in _engine(engine, device, precision).items()]
+        detach(["resume", str(folder), *(overrides or ()), *options], folder)
+        return
     with terminal().status("loading"):
         from fedloom import experiment
         from fedloom.cli.progress import RoundProgress
@@ -117,12 +139,12 @@ def resume(
         from fedloom.deployment.tail import resume_at
 
         home = ServerDirectory.open(federation)
-        with _stoppable(folder):
+        with stoppable(folder):
             if not ended or unsigned(run_folder, tuple(home.charter.silos)):
                 resume_at(home, run_folder, partial(typer.echo, err=True))
         found = experiment.load(folder)
     else:
-        with _stoppable(folder), RoundProgress(terminal()) as progress:
+        with stoppable(folder), RoundProgress(terminal()) as progress:
             found = experiment.resume(
                 folder, observer=progress, engine=_engine(engine, device, precision), rounds=rounds
             )
@@ -143,8 +165,10 @@ def _rounds(overrides: list[str]) -> int | None:
     return found
 
 
-def _check_place(engine: str | None, federation: Path | None) -> None:
-    """``--engine flower`` and ``--federation DIR`` go together."""
+def _check_place(engine: str | None, federation: Path | None, alone: bool) -> None:
+    """``--engine flower`` and ``--federation DIR`` go together, and apart from what is for this machine ``alone``."""
+    if federation is not None and alone:
+        raise ConfigError("--detach and --dry-run are for runs on this machine, and --federation DIR is given")
     if engine == "flower" and federation is None:
         raise ConfigError("--engine flower needs --federation DIR, the folder that 'fedloom federation init' made")
     if federation is not None and engine not in (None, "flower"):
@@ -155,17 +179,6 @@ def _engine(name: str | None, device: str | None, precision: str | None) -> dict
     """What was said about the engine."""
     settings = {"name": None if name == "flower" else name, "device": device, "precision": precision}
     return {key: value for key, value in settings.items() if value is not None}
-
-
-@contextmanager
-def _stoppable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        begun = (folder / "run.toml").is_file()
-        goes_on = f"`fedloom resume {folder}` goes on" if begun else "nothing had been written yet"
-        typer.echo(f"stopped; {goes_on}", err=True)
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def _ending(run: Run) -> str:

@@ -32,6 +32,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
+from fedloom.runs.at_work import check_idle
 from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledgers import ledger_complaint
@@ -105,6 +106,7 @@ class Experiment:
 
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
+        check_idle(folder.path)
         check_records(folder, self.federation)
         evaluator = self._evaluator()
         state, facts = initial_state(self.method, self.federation, self.config), dict[str, Any]()
@@ -252,6 +254,7 @@ def resume(
     With ``rounds`` a run without privacy mechanism is trained on until it has so many in all.
     """
     folder = RunFolder.open(Path(out))
+    check_idle(folder.path)
     check_origin(folder, federation)
     if rounds is not None:
         folder = extend(folder, rounds, federation)

@@ -18,7 +18,9 @@ from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.states import KeptModels, checkpoint_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.generator import Generator
+from fedloom.runs.at_work import at_work
 from fedloom.runs.checkpoint import save_checkpoint
+from fedloom.runs.files import file_name
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.health import ailment
 from fedloom.runs.images import save_shown
@@ -78,7 +80,11 @@ class RunLoop:
         return choice
 
     def rounds(self, engine: Engine) -> Rounds:
-        """Asks for one round after the other, and is told what came of it."""
+        """Asks for one round after the other, and is told what came of it; nobody else may be at work meanwhile."""
+        with at_work(self.folder.path):
+            yield from self._rounds(engine)
+
+    def _rounds(self, engine: Engine) -> Rounds:
         experiment, folder, state = self.experiment, self.folder, self.state
         config, trainer, observer = experiment.config, experiment.trainer, self.observer
         folder.keep_coins({found.silo: found.included.tolist() for found in experiment.federation.canaries})
@@ -247,8 +253,3 @@ def _attempted(engine: Engine, job: Job) -> Outcome:
 def _silo_done(overflow: Overflow, observer: Observer, context: RoundContext, result: Result) -> None:
     observer.silo_done(context, result)
     overflow.admit(result.state)
-
-
-def file_name(text: str) -> str:
-    """A group's name as a file name."""
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)

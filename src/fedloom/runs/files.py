@@ -138,3 +138,8 @@ def digest_of_file(path: Path) -> str:
     """SHA-256 in hexadecimal, without the whole file in memory."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
+
+
+def file_name(text: str) -> str:
+    """A group's name as a file name."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
