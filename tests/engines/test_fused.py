@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from engines.one_answer import (
     FISSION,
+    LARGER,
     METHODS,
     MIXED,
+    PRIVATE,
     ROUNDS,
     UNEQUAL,
     Placed,
@@ -86,6 +88,26 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     options = replace(IN_CHUNKS, compiled=True)
     assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
+@pytest.mark.parametrize(
+    "name", ["+D", "private encoder, kept moments", "fedgan", "moon", "fission_flow", "encoder on samples"]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_silos_in_lanes_compute_the_same(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    options = replace(IN_CHUNKS, lanes=2, compiled=compiled)
+    assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
+def test_mixed_silos_go_through_lanes() -> None:
+    assert_one_answer(*trainer_of(config_of(*METHODS["fission_flow"]), MIXED), ROUNDS, replace(IN_CHUNKS, lanes=3))
+
+
+def test_dp_sgd_does_not_train_in_lanes() -> None:
+    trainer, _ = trainer_of(config_of(*PRIVATE), LARGER)
+    with pytest.raises(UnsupportedError, match="lanes"):
+        FusedEngine(trainer, replace(IN_CHUNKS, lanes=2))
 
 
 class Tape:
