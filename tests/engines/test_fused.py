@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engines.one_answer import (
+    EVEN,
     FISSION,
     LARGER,
     METHODS,
@@ -25,10 +26,12 @@ from engines.one_answer import (
     assert_one_answer,
     config_of,
     image_federation,
+    lived_together,
     rounds_of,
     trainer_of,
 )
-from fedloom.engines import fused, fused_stack
+from fedloom.engines import fused, fused_lanes, fused_stack
+from fedloom.engines.base import FederationState
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable, WholeTable
@@ -102,6 +105,20 @@ def test_silos_in_lanes_compute_the_same(name: str, compiled: bool, monkeypatch:
 
 def test_mixed_silos_go_through_lanes() -> None:
     assert_one_answer(*trainer_of(config_of(*METHODS["fission_flow"]), MIXED), ROUNDS, replace(IN_CHUNKS, lanes=3))
+
+
+def test_weights_that_are_rounded_at_once_are_those_that_autocast_would_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> FederationState:
+        trainer, start = trainer_of(config_of(*METHODS["fission_flow"]), EVEN)
+        engine = FusedEngine(trainer, replace(IN_CHUNKS, precision="bf16", lanes=2))
+        return lived_together(engine, [start], [((0, 1, 2),)])[0][0]
+
+    at_once = learned()
+    monkeypatch.setattr(fused_lanes, "_in_products", lambda model: set())
+    one_by_one = learned()
+    for block, tensors in one_by_one.server.blocks.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(at_once.server.blocks[block][name], tensor), name
 
 
 def test_dp_sgd_does_not_train_in_lanes() -> None:

@@ -8,13 +8,14 @@ In lanes its convolutions stay convolutions, and while one silo's kernels run ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.fused_step import Batching, Gradients, autocast, in_float32
+from fedloom.engines.fused_step import Batching, autocast, in_float32
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns
@@ -44,50 +45,62 @@ class Lanes:
             main.wait_stream(stream)
 
 
-def gradients_in_lanes(
-    stack: Stack, phase: Phase, batching: Batching, trained: Sequence[str], lanes: Lanes, room: Tensors
-) -> Gradients:
-    """As :func:`fused_step.gradients_of_stack`, silo by silo; ``room`` is where the gradients of a step are put."""
-    lending, context, device = Lending(batching.model, phase.objective), batching.context, stack.device
+class LanedGradients:
+    """What :func:`fused_step.gradients_of_stack` gives, silo by silo."""
 
-    def mean_losses(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensor]:
-        with autocast(device, batching.precision):
-            step = Step(batch_of_columns(columns), noise, received, context())
-            losses, terms = in_float32(lending.losses(weights, step))
-        shares = columns["mask"] / columns["mask"].sum()
-        values = torch.stack([losses, *terms.values()])
-        return (losses * shares).sum(), (values.detach() * shares).sum(dim=-1)
+    def __init__(
+        self, stack: Stack, phase: Phase, batching: Batching, trained: Sequence[str], lanes: Lanes, room: Tensors
+    ) -> None:
+        """``room`` is where the gradients of a step are put: stacks, by the names of weights."""
+        self._records, self._decode = stack.table, stack.table.records.modality.decode
+        self._batching, self._device, self._lanes = batching, stack.device, lanes
+        self._lending = Lending(batching.model, phase.objective)
+        self._trained, self._room = tuple(trained), room
+        halved = _in_products(batching.model) if batching.precision == "bf16" else set()
+        self._halved = {n: torch.empty_like(room[n], dtype=torch.bfloat16) for n in trained if n in halved}
+        self._mean_losses = batching.quickened(self._of_one)
 
-    quick = batching.quickened(mean_losses)
-    decode = stack.table.records.modality.decode
-
-    def gradients(
-        weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
+    def __call__(
+        self, weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
     ) -> tuple[Sequence[Tensor], Tensor]:
+        """Gradients of the trained weights, each (silos, *shape), and the mean of each term (terms, silos)."""
         silos = len(index)
-        columns = gathered(stack.table.records, decode, index, mask)
-        found = {name: room[name][:silos] for name in trained}
-        means: list[Tensor] = [mask] * silos  # of that many places, each of which a lane fills
+        lent = {**weights, **self._rounded(weights, silos)}
+        columns = gathered(self._records.records, self._decode, index, mask)
+        means: list[Tensor] = [mask] * silos  # so many places, each of which a lane fills
+        pieces = (partial(self._step, silo, (lent, columns, noise, received), means) for silo in range(silos))
+        self._lanes.each(pieces)
+        return [self._room[name][:silos] for name in self._trained], torch.stack(means, dim=1)
 
-        def one(silo: int) -> Callable[[], None]:
-            def work() -> None:
-                own = {name: tensor[silo] for name, tensor in weights.items()}
-                leaves = {name: own[name].detach().requires_grad_() for name in trained}
-                rest = (_of(silo, tensors) for tensors in (columns, noise, received))
-                loss, means[silo] = quick({**own, **leaves}, *rest)
-                slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-                torch._foreach_copy_([found[name][silo] for name in trained], slopes)
+    def _rounded(self, weights: Tensors, silos: int) -> Tensors:
+        """What goes into products, in their precision, of all silos at once: by autocast it would be one by one."""
+        found = {name: tensor[:silos] for name, tensor in self._halved.items()}
+        if found:
+            torch._foreach_copy_(list(found.values()), [weights[name].detach() for name in found])
+        return found
 
-            return work
+    def _step(self, silo: int, inputs: Sequence[Tensors], means: list[Tensor]) -> None:
+        weights, *rest = ({name: tensor[silo] for name, tensor in tensors.items()} for tensors in inputs)
+        leaves = [weights[name].detach().requires_grad_() for name in self._trained]
+        loss, means[silo] = self._mean_losses({**weights, **dict(zip(self._trained, leaves, strict=True))}, *rest)
+        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_([self._room[name][silo] for name in self._trained], slopes)
 
-        lanes.each(map(one, range(silos)))
-        return list(found.values()), torch.stack(means, dim=1)
+    def _of_one(self, weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensor]:
+        """The mean loss of a silo's batch, and of each term."""
+        with autocast(self._device, self._batching.precision):
+            step = Step(batch_of_columns(columns), noise, received, self._batching.context())
+            losses, terms = in_float32(self._lending.losses(weights, step))
+        shares = columns["mask"] / columns["mask"].sum()
+        values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
+        return (losses * shares).sum(), (values * shares).sum(dim=-1)
 
-    return gradients
 
-
-def _of(silo: int, tensors: Tensors) -> Tensors:
-    return {name: tensor[silo] for name, tensor in tensors.items()}
+def _in_products(model: nn.Module) -> set[str]:
+    """The names of weights that autocast would round wherever they are used."""
+    products = nn.Linear | nn.Conv2d | nn.ConvTranspose2d
+    modules = (name for name, module in model.named_modules() if isinstance(module, products))
+    return {f"{name}.{kind}" for name in modules for kind in ("weight", "bias")}
 
 
 def lying_for_lanes(model: nn.Module, device: torch.device) -> None:

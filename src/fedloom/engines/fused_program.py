@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.batches import Crew, EpochBatches, Stretches, buffers, numbers_per_step
-from fedloom.engines.fused_lanes import Lanes, gradients_in_lanes
+from fedloom.engines.fused_lanes import LanedGradients, Lanes
 from fedloom.engines.fused_stack import Member, Stack
 from fedloom.engines.fused_step import Batching, Gradients, Precision, WatchedContext, gradients_of_stack, laid_out
 from fedloom.engines.fused_support import PhaseTrial
@@ -67,7 +67,7 @@ class StackProgram:
             return [gradients_of_stack(stack, phase, batching, trained) for phase, trained in phases]
         side_by_side = Lanes(self._device, lanes)
         room = {name: torch.zeros_like(self.weights[name]) for trained in self._trained for name in trained}
-        return [gradients_in_lanes(stack, phase, batching, trained, side_by_side, room) for phase, trained in phases]
+        return [LanedGradients(stack, phase, batching, trained, side_by_side, room) for phase, trained in phases]
 
     def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
