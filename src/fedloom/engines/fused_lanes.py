@@ -84,7 +84,7 @@ class LanedGradients:
         leaves = [weights[name].detach().requires_grad_() for name in self._trained]
         loss, means[silo] = self._mean_losses({**weights, **dict(zip(self._trained, leaves, strict=True))}, *rest)
         slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        torch._foreach_copy_([self._room[name][silo] for name in self._trained], slopes)
+        _copied([self._room[name][silo] for name in self._trained], slopes)
 
     def _of_one(self, weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensor]:
         """The mean loss of a silo's batch, and of each term."""
@@ -94,6 +94,17 @@ class LanedGradients:
         shares = columns["mask"] / columns["mask"].sum()
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return (losses * shares).sum(), (values * shares).sum(dim=-1)
+
+
+def _copied(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """In few passes: torch has one for many tensors, if all are of one type and lie as their targets do."""
+    kinds: dict[tuple[torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        kind = kinds.setdefault((source.dtype, source.stride() == target.stride()), ([], []))
+        kind[0].append(target)
+        kind[1].append(source)
+    for into, these in kinds.values():
+        torch._foreach_copy_(into, these)
 
 
 def _in_products(model: nn.Module) -> set[str]:
