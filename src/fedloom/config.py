@@ -118,6 +118,8 @@ class DataConfig:
     redeal: bool = field(default=False, metadata=LATER)  # divide anew what the source says that silos hold already
     silos: int = field(default=10, metadata=at_least(1))  # of each group with "groups", else in all
     sizes: Literal["equal", "unequal"] = "equal"  # of silos
+    # By which groups silos go: their own, or as a control those of other silos, dealt at random.
+    groups: Literal["own", "permuted"] = field(default="own", metadata=LATER)
     alpha: float = field(default=0.3, metadata=above(0))  # of "dirichlet": the smaller, the more silos differ
     classes_per_silo: int = field(default=2, metadata=at_least(1))  # of "classes" and "shards"
     records_per_silo: int = field(default=0, metadata=at_least(0))  # at most; 0: all
