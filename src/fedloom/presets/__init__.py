@@ -17,12 +17,18 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.settings import Settings, layered, read_toml
 
 FOLDER = Path(__file__).parent
+PAPERS = ("align-fl", "dp-cvae", "fission-flow", "fissionvae")
 LISTED_BY = "'fedloom list presets' names them"  # too many for a sentence
 
 
 def preset_names() -> list[str]:
     """The names of the presets that ship with the package, such as ``demo``."""
     return sorted(_declarations())
+
+
+def starter_names() -> list[str]:
+    """The presets to start from; the others are rows of papers' tables."""
+    return [name for name in preset_names() if name.partition("/")[0] not in PAPERS]
 
 
 def about_preset(name: str) -> str:
