@@ -56,7 +56,7 @@ class BuildVAE:
         if "encoder" not in plan.blocks:
             return LinearVAE(branched(plan, "decoder", site, lambda g: self._decoder(model, g)), means, model.variance)
         # The encoder first: the order in which weights are drawn is part of what a seed means.
-        encoder = branched(plan, "encoder", site, lambda _: network(model.network).encoder(model, shape))
+        encoder = branched(plan, "encoder", site, lambda _: network(model.network).make_encoder(model, shape))
         decoder = branched(plan, "decoder", site, lambda g: self._decoder(model, g))
         if "top_encoder" in plan.blocks:
             top_encoder = branched(plan, "top_encoder", site, lambda _: network(model.network).top_encoder(model))
@@ -70,7 +70,7 @@ class BuildVAE:
         """p(x | z1) of a group."""
         shape, family = self.setting.seen, self._family(model, group)
         inputs = model.latent + (len(self.setting.groups) if self.told_group else 0)
-        decoder = family.decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
+        decoder = family.make_decoder(widened(model, family, shape, self.decoder_size), shape, inputs)
         if not model.lipschitz:
             return decoder
         steepness = self.setting.modality.likelihood(model.likelihood, model.variance).steepness

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fedloom.config import ModelConfig
+from fedloom.errors import ConfigError
 from fedloom.models.convolutional import conv_decoder, conv_encoder
 from fedloom.registry import Registry
 
@@ -74,20 +76,6 @@ def route_all(block: nn.Module, inputs: tuple[Any, ...], group: Tensor) -> Any:
     return block(inputs, group) if isinstance(block, Routed) else block(*inputs)
 
 
-@dataclass(frozen=True)
-class Network:
-    """A family of networks: one maker for each block of a VAE, given the configuration and the shape of an example.
-
-    Encoders put out mean and log variance side by side; ``inputs`` widens a decoder's input, for conditions.
-    """
-
-    summary: str
-    encoder: Callable[[ModelConfig, Shape], nn.Module]  # q(z1 | x)
-    decoder: Callable[[ModelConfig, Shape, int], nn.Module]  # p(x | z1), with the number of inputs
-    top_encoder: Callable[[ModelConfig], nn.Module]  # q(z2 | z1)
-    top_decoder: Callable[[ModelConfig], nn.Module]  # p(z1 | z2)
-
-
 def mlp_encoder(model: ModelConfig, shape: Shape) -> nn.Module:
     """Layers of the widths in ``model.hidden``."""
     return Flat(shape, model.hidden, (2 * model.latent,))
@@ -122,34 +110,75 @@ def deeper_top_decoder(model: ModelConfig) -> nn.Module:
     )
 
 
+@dataclass(frozen=True)
+class Network:
+    """A family of networks: one maker for each block of a VAE, given the configuration and the shape of an example.
+
+    Encoders put out mean and log variance side by side; ``inputs`` widens a decoder's input, for conditions. A module,
+    such as an ``nn.Sequential``, may stand in place of its maker: models have copies of it, with weights drawn anew::
+
+        network = fedloom.Network(encoder, decoder).named("mine")
+        config = fedloom.load_config("demo", ["model.network=mine", "model.latent=8"])
+    """
+
+    encoder: Callable[[ModelConfig, Shape], nn.Module] | nn.Module  # q(z1 | x)
+    decoder: Callable[[ModelConfig, Shape, int], nn.Module] | nn.Module  # p(x | z1), with the number of inputs
+    summary: str = "a network of one's own"
+    top_encoder: Callable[[ModelConfig], nn.Module] = mlp_top_encoder  # q(z2 | z1)
+    top_decoder: Callable[[ModelConfig], nn.Module] = mlp_top_decoder  # p(z1 | z2)
+
+    def make_encoder(self, model: ModelConfig, shape: Shape) -> nn.Module:
+        """q(z1 | x) with fresh weights."""
+        if not isinstance(self.encoder, nn.Module):
+            return self.encoder(model, shape)
+        return _copied(self.encoder, shape, (2 * model.latent,), "encoder", "2 * model.latent numbers")
+
+    def make_decoder(self, model: ModelConfig, shape: Shape, inputs: int) -> nn.Module:
+        """p(x | z1) with fresh weights."""
+        if not isinstance(self.decoder, nn.Module):
+            return self.decoder(model, shape, inputs)
+        return _copied(self.decoder, (inputs,), shape, "decoder", "records of their shape")
+
+    def named(self, name: str) -> Network:
+        """The same, known as ``model.network = name`` from now on; whoever loads the run later names it again."""
+        NETWORKS.own[name] = self
+        return self
+
+
+def _copied(module: nn.Module, before: Shape, after: Shape, block: str, wanted: str) -> nn.Module:
+    """A copy with weights drawn anew where its layers know how; refused where its shapes do not fit."""
+    copied = copy.deepcopy(module)
+    for layer in copied.modules():
+        if callable(draw := getattr(layer, "reset_parameters", None)):
+            draw()
+    try:
+        with torch.no_grad():
+            found = tuple(copy.deepcopy(copied).eval()(torch.zeros(1, *before)).shape[1:])
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"the {block} does not take what has shape {before}: {str(error).splitlines()[0]}") from error
+    if found != after:
+        raise ConfigError(f"the {block} gives {found} for one example, and is to give {after}: {wanted}")
+    return copied
+
+
 _OWN = {
-    "mlp": Network(
-        "linear layers of the widths in model.hidden, mirrored in the decoder",
-        mlp_encoder,
-        mlp_decoder,
-        mlp_top_encoder,
-        mlp_top_decoder,
-    ),
+    "mlp": Network(mlp_encoder, mlp_decoder, "linear layers of the widths in model.hidden, mirrored in the decoder"),
     "deeper-mlp": Network(
-        "mlp with two more layers in each decoder",
         mlp_encoder,
         deeper_decoder,
-        mlp_top_encoder,
-        deeper_top_decoder,
+        "mlp with two more layers in each decoder",
+        top_decoder=deeper_top_decoder,
     ),
     "conv": Network(
-        "convolutions of the widths in model.channels, transposed in the decoder; linear layers above z1",
         conv_encoder,
         conv_decoder,
-        mlp_top_encoder,
-        mlp_top_decoder,
+        "convolutions of the widths in model.channels, transposed in the decoder; linear layers above z1",
     ),
     "deeper-mlp-conv": Network(
-        "deeper-mlp with transposed convolutions of the widths in model.channels as p(x|z1)",
         mlp_encoder,
         conv_decoder,
-        mlp_top_encoder,
-        deeper_top_decoder,
+        "deeper-mlp with transposed convolutions of the widths in model.channels as p(x|z1)",
+        top_decoder=deeper_top_decoder,
     ),
 }
 NETWORKS: Registry[Network] = Registry("network", "fedloom.networks", Network, lambda: _OWN)
@@ -171,7 +200,7 @@ def widened(model: ModelConfig, family: Network, shape: Shape, times: int) -> Mo
 
     def parameters(candidate: ModelConfig) -> int:
         with torch.device("meta"):
-            return sum(p.numel() for p in family.decoder(candidate, shape, model.latent).parameters())
+            return sum(p.numel() for p in family.make_decoder(candidate, shape, model.latent).parameters())
 
     target, low, high = times * parameters(model), 1.0, float(times)
     for _ in range(30):  # the count grows with the factor, at most with its square
