@@ -20,6 +20,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"settings", "registry"},
     {"presets"},
     {"config", "streams", "templating"},
+    {"shown"},
     {"modalities"},
     {"federation", "backbones"},
     {"models", "objectives", "sharing", "privacy"},
@@ -29,6 +30,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"experiment", "embedding", "certificate"},
     {"sweep", "deployment", "audit", "downstream"},
     {"reproduction"},
+    {"workflow"},
     {"cli", "studio", "__main__"},
 )
 # The only imports between rooms of one layer.

@@ -19,12 +19,22 @@ _HOMES = {
     "Streams": "fedloom.streams",
     "build_federation": "fedloom.federation.building",
     "federation_from_arrays": "fedloom.federation.building",
+    "Network": "fedloom.models.networks",
+    "PlainMethod": "fedloom.methods.plain",
     "Experiment": "fedloom.experiment",
+    "Observer": "fedloom.experiment",
     "Run": "fedloom.experiment",
     "estimate": "fedloom.experiment",
     "train": "fedloom.experiment",
     "resume": "fedloom.experiment",
     "load": "fedloom.experiment",
+    "evaluate": "fedloom.workflow",
+    "audit_run": "fedloom.workflow",
+    "embed": "fedloom.workflow",
+    "synthesize": "fedloom.workflow",
+    "certify": "fedloom.workflow",
+    "report": "fedloom.workflow",
+    "run_sweep": "fedloom.workflow",
     "load_generators": "fedloom.release.export",
 }
 
@@ -33,26 +43,39 @@ __all__ = [
     "Experiment",
     "Federation",
     "FedloomError",
+    "Network",
+    "Observer",
+    "PlainMethod",
     "Run",
     "Streams",
+    "audit_run",
     "build_federation",
+    "certify",
+    "embed",
     "estimate",
+    "evaluate",
     "federation_from_arrays",
     "load",
     "load_config",
     "load_generators",
+    "report",
     "resume",
+    "run_sweep",
+    "synthesize",
     "train",
 ]
 
 if TYPE_CHECKING:
     from fedloom.config import Config, load_config
     from fedloom.errors import FedloomError
-    from fedloom.experiment import Experiment, Run, estimate, load, resume, train
+    from fedloom.experiment import Experiment, Observer, Run, estimate, load, resume, train
     from fedloom.federation.building import build_federation, federation_from_arrays
     from fedloom.federation.records import Federation
+    from fedloom.methods.plain import PlainMethod
+    from fedloom.models.networks import Network
     from fedloom.release.export import load_generators
     from fedloom.streams import Streams
+    from fedloom.workflow import audit_run, certify, embed, evaluate, report, run_sweep, synthesize
 
 
 def __getattr__(name: str) -> Any:

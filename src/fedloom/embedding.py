@@ -24,6 +24,7 @@ from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.evaluation.features import FeatureCache
 from fedloom.federation.files import ATTRIBUTE
 from fedloom.federation.records import UNLABELLED, Dataset, Records
+from fedloom.federation.sources import SOURCES
 from fedloom.runs.files import write_atomically
 
 PART = 500  # images whose features are kept together
@@ -52,6 +53,16 @@ class Preparation:
             chosen = directions(self.projection, backbone, features.shape[1], self.dimension, self.seed)
             features = (features.to(torch.float64) @ chosen).to(torch.float32)
         return SCALINGS[self.scaling](features)
+
+
+def images_of(named: str, path: str = "") -> Dataset:
+    """The data set of that name, or the images of a folder or an .npz file."""
+    if named in SOURCES:
+        return SOURCES[named].load(path)
+    kinds = {True: "npz", False: "image-folders"}
+    if not Path(named).expanduser().exists():
+        raise ConfigError(f"'{named}' is neither a file or folder nor a data set; 'fedloom list datasets' names those")
+    return SOURCES[kinds[named.endswith(".npz")]].load(named)
 
 
 def embed(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.conftest import Command
 from fedloom.cli import app
-from fedloom.cli.beginning import Answers, FoundData, Place, RecordKind, base_of
+from fedloom.cli.beginning import FiveAnswers, FoundData, FoundKind, Place, base_of
 from fedloom.config import load_config
 from fedloom.presets import preset_names
 
@@ -88,17 +88,17 @@ def test_an_option_is_not_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "epsilon", "place", "base"),
     [
-        (RecordKind.VECTORS, 0.0, Place.HERE, "embeddings/labelled"),
-        (RecordKind.VECTORS, 1.0, Place.HERE, "embeddings/private"),
-        (RecordKind.VECTORS, 1.0, Place.MACHINES, "federation/embeddings"),
-        (RecordKind.IMAGES, 1.0, Place.MACHINES, "federation/images"),
-        (RecordKind.ROWS, 1.0, Place.MACHINES, "federation/tables"),
-        (RecordKind.ROWS, 0.0, Place.HERE, "tables/own"),
+        (FoundKind.VECTORS, 0.0, Place.HERE, "embeddings/labelled"),
+        (FoundKind.VECTORS, 1.0, Place.HERE, "embeddings/private"),
+        (FoundKind.VECTORS, 1.0, Place.MACHINES, "federation/embeddings"),
+        (FoundKind.IMAGES, 1.0, Place.MACHINES, "federation/images"),
+        (FoundKind.ROWS, 1.0, Place.MACHINES, "federation/tables"),
+        (FoundKind.ROWS, 0.0, Place.HERE, "tables/own"),
     ],
 )
-def test_the_preset_fits_what_people_have(kind: RecordKind, epsilon: float, place: Place, base: str) -> None:
+def test_the_preset_fits_what_people_have(kind: FoundKind, epsilon: float, place: Place, base: str) -> None:
     found = FoundData(kind, {"source": ("", "")}, labelled=True)
-    assert base_of(Answers(found, groups=False, labels=True, epsilon=epsilon, place=place)) == base
+    assert base_of(FiveAnswers(found, groups=False, labels=True, epsilon=epsilon, place=place)) == base
     assert base in preset_names()
 
 

@@ -27,7 +27,7 @@ class Place(StrEnum):
     MACHINES = "machines"
 
 
-class RecordKind(StrEnum):
+class FoundKind(StrEnum):
     """What records are, as far as the choice of a preset goes."""
 
     IMAGES = "images"
@@ -39,7 +39,7 @@ class RecordKind(StrEnum):
 class FoundData:
     """What was found where people said that their data are."""
 
-    kind: RecordKind
+    kind: FoundKind
     settings: Lines
     remarks: tuple[str, ...] = ()
     colour: bool = False
@@ -47,7 +47,7 @@ class FoundData:
 
 
 @dataclass(frozen=True)
-class Answers:
+class FiveAnswers:
     """The five answers."""
 
     data: FoundData
@@ -90,11 +90,11 @@ def init(
         found = look_at(named)
     for remark in found.remarks:
         say(remark)
-    usual_epsilon = 1.0 if found.kind is RecordKind.ROWS else 0.0  # as their presets have it
-    answers = Answers(
+    usual_epsilon = 1.0 if found.kind is FoundKind.ROWS else 0.0  # as their presets have it
+    answers = FiveAnswers(
         data=found,
         groups=asked(groups, "2. Do silos fall into groups, such as CT and MRI?", False),
-        labels=asked(labels, "3. Are samples to have labels?", found.labelled and found.kind is RecordKind.VECTORS),
+        labels=asked(labels, "3. Are samples to have labels?", found.labelled and found.kind is FoundKind.VECTORS),
         epsilon=asked(epsilon, "4. What may it cost each silo's privacy (epsilon; 0: no mechanism)?", usual_epsilon),
         place=Place(asked(where, "5. Where does it run (here, machines)?", Place.HERE.value)),
     )
@@ -135,8 +135,8 @@ def _loaded(source: str, path: Path | None) -> FoundData:
 
     place = {"path": (str(path), "relative to where the command is called")} if path else {}
     dataset = SOURCES[source].open(DataConfig(source=source, path=str(path or "")))
-    kinds = {"image": RecordKind.IMAGES, "vector": RecordKind.VECTORS, "frequencies": RecordKind.VECTORS}
-    kind = kinds.get(dataset.train.modality.name, RecordKind.ROWS)
+    kinds = {"image": FoundKind.IMAGES, "vector": FoundKind.VECTORS, "frequencies": FoundKind.VECTORS}
+    kind = kinds.get(dataset.train.modality.name, FoundKind.ROWS)
     return FoundData(
         kind,
         {"source": (source, SOURCES[source].description), **place},
@@ -147,7 +147,7 @@ def _loaded(source: str, path: Path | None) -> FoundData:
 
 def _arrays(path: Path) -> FoundData:
     found = _loaded("npz", path)
-    if found.kind is not RecordKind.VECTORS or not found.labelled:
+    if found.kind is not FoundKind.VECTORS or not found.labelled:
         return found
     settings = dict(found.settings) | {"source": ("embeddings", "labelled vectors")}
     return FoundData(found.kind, settings, labelled=True)
@@ -161,7 +161,7 @@ def _rows(path: Path, folder: Path) -> FoundData:
             "proposes one"
         )
     place = {"source": ("table", "one file a silo, with schema.toml beside"), "path": (str(path), "")}
-    return FoundData(RecordKind.ROWS, place)
+    return FoundData(FoundKind.ROWS, place)
 
 
 def _pictures(path: Path) -> FoundData:
@@ -176,30 +176,30 @@ def _pictures(path: Path) -> FoundData:
     remark = f"{report.pictures:,} pictures at {report.silos} silos, {len(report.findings)} findings"
     more = f": fedloom data check {path}" if report.findings else ""
     return FoundData(
-        RecordKind.IMAGES,
+        FoundKind.IMAGES,
         {"source": ("image-folders", "one folder a silo"), "path": (str(path), ""), **settings},
         (remark + more,),
         colour=report.settings.get("mode") == "colour" or set(report.kinds) == {"colour"},
     )
 
 
-def base_of(answers: Answers) -> str:
+def base_of(answers: FiveAnswers) -> str:
     """The preset that fits best, of those that there are."""
     kind, wanted = answers.data.kind, []
     if answers.place is Place.MACHINES:
         wanted.append(f"federation/{kind}")
     if answers.epsilon:
         wanted.append(f"{kind}/private")
-    if kind is RecordKind.ROWS:
+    if kind is FoundKind.ROWS:
         wanted.append("tables/own")
-    elif kind is RecordKind.VECTORS:
+    elif kind is FoundKind.VECTORS:
         wanted += ["embeddings/labelled"] * answers.data.labelled
     else:
         wanted += ["images/labelled"] * answers.labels + ["images/colour-32" if answers.data.colour else "images/small"]
     return next((name for name in wanted if name in preset_names()), "demo")
 
 
-def written(answers: Answers, name: str) -> str:
+def written(answers: FiveAnswers, name: str) -> str:
     """The file's text."""
     base = base_of(answers)
     own = load_config(base)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedloom.cli.output import Json, say, show_json, terminal
-from fedloom.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedloom.federation.records import Dataset
 
 
 def embed(
@@ -44,7 +40,7 @@ def embed(
 
         preparation = embedding.Preparation(projection, dimension, seed, scaling, storage)
         network = load_backbone(backbone, device=torch_device(device), resolution=resolution, weights=weights)
-        dataset = _dataset(images, path)
+        dataset = embedding.images_of(images, path)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = terminal()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -61,14 +57,3 @@ def embed(
         show_json({"out": str(out), **about})
     else:
         say(f"{out}: {about['train']:,} + {about['test']:,} vectors of length {about['dimension']}, {network.name}")
-
-
-def _dataset(images: str, path: str) -> Dataset:
-    from fedloom.federation.sources import SOURCES
-
-    if images in SOURCES:
-        return SOURCES[images].load(path)
-    kinds = {True: "npz", False: "image-folders"}
-    if not Path(images).expanduser().exists():
-        raise ConfigError(f"'{images}' is neither a file or folder nor a data set; 'fedloom list datasets' names those")
-    return SOURCES[kinds[images.endswith(".npz")]].load(images)

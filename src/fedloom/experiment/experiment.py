@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig
@@ -24,6 +25,7 @@ from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.extension import extend
 from fedloom.experiment.origin import check_origin, check_records, origin_of
+from fedloom.experiment.outlook import shown_metrics, shown_run
 from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation, check_dealt
@@ -35,9 +37,11 @@ from fedloom.methods.generator import Generator
 from fedloom.runs.at_work import check_idle
 from fedloom.runs.checkpoint import Checkpoint, load_checkpoint
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.images import grid_of
 from fedloom.runs.ledgers import ledger_complaint
 from fedloom.runs.trackers import check_trackers
 from fedloom.settings import parse
+from fedloom.shown import Shown
 from fedloom.streams import Streams
 
 
@@ -86,11 +90,16 @@ class Experiment:
 
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
-        return Run(self.begin(out, observer).run_alone(engine))
+        return Run(self.begin(out, observer).run_alone(engine), self._given)
 
     def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Go on from the newest checkpoint, exactly as if nothing had happened."""
-        return Run(self.take_up(folder, observer).run_alone(engine))
+        return Run(self.take_up(folder, observer).run_alone(engine), self._given)
+
+    @property
+    def _given(self) -> Federation | None:
+        """The federation, where settings alone would not lead to it again."""
+        return self.federation if self.federation.described is None else None
 
     def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
@@ -155,6 +164,24 @@ class Run:
     """A run folder, and what can be asked of it."""
 
     folder: RunFolder
+    federation: Federation | None = field(default=None, repr=False, compare=False)  # where it was given one in memory
+
+    def __str__(self) -> str:
+        return str(shown_run(self.folder))
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook, with samples."""
+        return shown_run(self.folder)._repr_html_()
+
+    def table(self) -> Shown:
+        """The newest metrics in words, as text or in a notebook."""
+        return shown_metrics(self.folder.latest_metrics())
+
+    def grid(self, count: int = 64, *, group: str = "", label: str = "", seed: int = 0) -> Image.Image:
+        """New samples of a group, the first one unless told, side by side as one picture."""
+        generator = self.generator()
+        x = generator.sample(count, group=group or generator.groups[0], label=label, seed=seed)
+        return grid_of(x, kind=generator.kind)
 
     @property
     def config(self) -> Config:
@@ -189,6 +216,7 @@ class Run:
 
         ``settings`` replace the run's own; ``federation`` is needed where the run was given one in memory.
         """
+        federation = self.federation if federation is None else federation
         check_origin(self.folder, federation)
         config = self.config if settings is None else replace(self.config, evaluation=settings)
         checkpoint = load_checkpoint(self.folder.path, round_number)
@@ -238,8 +266,10 @@ class Run:
 def train(
     config: Config, out: Path | str, federation: Federation | None = None, observer: Observer | None = None
 ) -> Run:
-    """Run an experiment into a new folder."""
-    return Experiment.of(config, federation).run(out, observer)
+    """Run an experiment into a new folder; a notebook shows how it goes on."""
+    from fedloom.experiment.inline import usual_observer  # which is built on this module
+
+    return Experiment.of(config, federation).run(out, observer or usual_observer())
 
 
 def resume(
@@ -253,6 +283,8 @@ def resume(
 
     With ``rounds`` a run without privacy mechanism is trained on until it has so many in all.
     """
+    from fedloom.experiment.inline import usual_observer  # which is built on this module
+
     folder = RunFolder.open(Path(out))
     check_idle(folder.path)
     check_origin(folder, federation)
@@ -261,7 +293,7 @@ def resume(
     config = folder.config
     if engine:
         config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))
-    return Experiment.of(config, federation).resume(folder, observer)
+    return Experiment.of(config, federation).resume(folder, observer or usual_observer())
 
 
 def load(out: Path | str) -> Run:

@@ -14,6 +14,7 @@ from fedloom.config import DataConfig
 from fedloom.errors import DataError
 from fedloom.modalities.base import Modality, modality_of
 from fedloom.outline import in_outline
+from fedloom.shown import Shown
 
 UNLABELLED = -1
 
@@ -265,6 +266,18 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.silos)
+
+    def __str__(self) -> str:
+        return str(self._shown())
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        return self._shown()._repr_html_()
+
+    def _shown(self) -> Shown:
+        from fedloom.federation.outlook import shown_federation  # which is about this class
+
+        return shown_federation(self)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -269,6 +269,12 @@ class Ledger(Database):
         """The rounds that were charged for, with the silos; pretraining alone is not what a round sends."""
         return set(self._rows("SELECT DISTINCT round, silo FROM charges WHERE release <> ?", PRETRAINING))
 
+    def _repr_html_(self) -> str:
+        """Every account, in a notebook."""
+        from fedloom.privacy.outlook import shown_accounts  # which is about this class
+
+        return shown_accounts(self.accounts())._repr_html_()
+
     def accounts(self) -> list[Account]:
         """The account of every silo of the ledger, by name."""
         found = []
