@@ -92,3 +92,12 @@ def test_a_method_that_leaves_no_generator_at_the_server_is_refused(
     for command in (("synthesize", run, "--n", "4"), ("export", run)):
         sentence = refused(*command, "--out", tmp_path / "out", "--accept-risk")
         assert "method 'fedvae' leaves nothing at the server that generates" in sentence
+
+
+def test_a_repository_is_laid_out_and_its_upload_is_left_to_people(
+    fedloom: Command, finished: Path, tmp_path: Path
+) -> None:
+    result = fedloom("export", finished, "--out", tmp_path / "out", "--accept-risk", "--to-hub")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith(f"hf upload YOU/NAME {tmp_path / 'out'} . --repo-type model\n")
+    assert ".gitattributes" in names_in(tmp_path / "out")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedloom.engines.base import RoundReport
 from fedloom.errors import ConfigError, MissingExtraError
-from fedloom.experiment import resume, train
+from fedloom.experiment import Observer, resume, train
 from fedloom.runs import trackers
 from support import names_in, tiny_config
 
@@ -130,3 +131,28 @@ def test_a_tracker_that_is_not_there_is_said_before_training(
     with pytest.raises(error, match=sentence):
         train(tiny_config(f"evaluation.trackers=['{name}']"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_mlflow_keeps_a_run_in_its_folder(tmp_path: Path) -> None:
+    """In a real store, without a server; a resumed run goes on in the same one, and says nothing twice."""
+    mlflow = pytest.importorskip("mlflow")
+    config = tiny_config(*WITH_METRICS, 'evaluation.trackers=["mlflow"]')
+
+    class Stop(Observer):
+        def round_done(self, report: RoundReport, metrics: dict[str, float]) -> None:
+            if report.context.round == 1:
+                shutil.rmtree(tmp_path / "run" / "checkpoints")  # the round is logged, and will be repeated
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", observer=Stop())
+    run = resume(tmp_path / "run")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
+    (found,) = client.search_runs([client.get_experiment_by_name("fedloom").experiment_id])
+    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
+    assert found.data.params["rounds"] == "2"
+    rows = run.metrics()
+    for key in ("train/vae/loss", "cost/steps/n2"):
+        history = {each.step: each.value for each in client.get_metric_history(found.info.run_id, key)}
+        assert history == {row["round"]: row[key] for row in rows if key in row}
+    assert [each.step for each in client.get_metric_history(found.info.run_id, "seconds")] == [1, 2]

@@ -24,6 +24,10 @@ Policies = Annotated[
 AcceptRisk = Annotated[
     bool, typer.Option("--accept-risk", help="Hand it on although something stands against it; the card says so.")
 ]
+ToHub = Annotated[
+    bool, typer.Option("--to-hub", help="Lay it out as a repository of Hugging Face; nothing is uploaded.")
+]
+DATASET, MODEL = "dataset", "model"  # kinds of repositories
 
 
 def synthesize(
@@ -39,6 +43,7 @@ def synthesize(
     licence: Licence = "unknown",
     policy: Policies = None,
     accept_risk: AcceptRisk = False,
+    to_hub: ToHub = False,
     device: Annotated[str, typer.Option(help="Where records are generated: cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -69,9 +74,11 @@ def synthesize(
             order,
             limits=limits,
             accept_risk=accept_risk,
+            to_hub=to_hub,
             progress=lambda done, of: bar.update(task, completed=done, description=of),
         )
     _tell(out, made, f"{plural(n, 'record')} of {plural(len(made['counts']), 'group')}", as_json)
+    _tell_next(out, DATASET, to_hub and not as_json)
 
 
 def export(
@@ -81,6 +88,7 @@ def export(
     licence: Licence = "unknown",
     policy: Policies = None,
     accept_risk: AcceptRisk = False,
+    to_hub: ToHub = False,
     as_json: Json = False,
 ) -> None:
     """Write a run's generators for others, with a card and checksums."""
@@ -96,9 +104,11 @@ def export(
             licence=licence,
             limits=limits,
             accept_risk=accept_risk,
+            to_hub=to_hub,
             progress=lambda file: status.update(f"writing {file}"),
         )
     _tell(out, made, f"generators of {plural(len(made['groups']), 'group')} as {form}", as_json)
+    _tell_next(out, MODEL, to_hub and not as_json)
 
 
 def _limits(paths: Iterable[Path]) -> list[Limits]:
@@ -122,3 +132,8 @@ def _tell(out: Path, made: dict[str, Any], what: str, as_json: bool) -> None:
         show_json({"out": str(out), **made})
     else:
         say(f"{out}: {what}; README.md is its card")
+
+
+def _tell_next(out: Path, kind: str, wanted: bool) -> None:
+    if wanted:
+        say(f"look at it; then: hf upload YOU/NAME {out} . --repo-type {kind}")

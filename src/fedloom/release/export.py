@@ -71,6 +71,7 @@ def export(
     licence: str = "unknown",
     limits: Sequence[Limits] = (),
     accept_risk: bool = False,
+    to_hub: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Write a run's generators into a new folder and return what it holds; ``progress`` hears of each file.
@@ -96,7 +97,7 @@ def export(
         "licence": licence,
     }
     card = model_card(provenance, contents, FORMATS[form].use.replace("{first}", json.dumps(generator.groups[0])))
-    with release_folder(out, provenance, contents, card) as folder:
+    with release_folder(out, provenance, contents, card, to_hub=to_hub) as folder:
         subject = ExportJob(generator, run.folder.config, shape, progress or (lambda _: None))
         contents |= FORMATS[form].write(folder, subject)  # before the manifest is written
     return contents

@@ -14,7 +14,9 @@ from fedloom.release.provenance import Provenance
 from fedloom.runs.files import digest_of_file, folder_appearing
 
 SCHEMA = 1
-CARD, MANIFEST = "README.md", "manifest.json"
+CARD, MANIFEST, ATTRIBUTES = "README.md", "manifest.json", ".gitattributes"
+STORED_APART = ("*.safetensors", "*.onnx", "*.parquet", "*.npz", "*.png")  # in a repository
+LARGE = "filter=lfs diff=lfs merge=lfs -text"
 
 
 def check_place(out: Path) -> None:
@@ -24,10 +26,17 @@ def check_place(out: Path) -> None:
 
 
 @contextmanager
-def release_folder(out: Path, provenance: Provenance, contents: Mapping[str, Any], card: str) -> Iterator[Path]:
-    """A folder to put files into; ``contents`` go into the manifest, and nothing in it tells the time."""
+def release_folder(
+    out: Path, provenance: Provenance, contents: Mapping[str, Any], card: str, *, to_hub: bool = False
+) -> Iterator[Path]:
+    """A folder to put files into; ``contents`` go into the manifest, and nothing in it tells the time.
+
+    With ``to_hub`` it is a repository of Hugging Face, to be uploaded as it is.
+    """
     with folder_appearing(out) as folder:
         yield folder
+        if to_hub:
+            (folder / ATTRIBUTES).write_text("".join(f"{each} {LARGE}\n" for each in STORED_APART), encoding="utf-8")
         (folder / CARD).write_text(card, encoding="utf-8")
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         manifest = {

@@ -49,6 +49,7 @@ def synthesize(
     *,
     limits: Sequence[Limits] = (),
     accept_risk: bool = False,
+    to_hub: bool = False,
     progress: Callable[[int, str], None] | None = None,
 ) -> dict[str, Any]:
     """Write a data set into a new folder and return what it holds; ``progress`` hears how many are done, and of whom.
@@ -80,7 +81,7 @@ def synthesize(
         "licence": order.licence,
     }
     card = dataset_card(provenance, contents)
-    with release_folder(out, provenance, contents, card) as folder:
+    with release_folder(out, provenance, contents, card, to_hub=to_hub) as folder:
         _write(FORMATS[order.form](folder, kind), generator, pathway, counts, order, progress or (lambda *_: None))
     return contents
 

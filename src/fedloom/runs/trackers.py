@@ -1,9 +1,12 @@
-"""Where metrics go beside metrics.jsonl, which is always written: TensorBoard, Weights & Biases."""
+"""Where metrics go beside metrics.jsonl, which is always written: TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +15,8 @@ from fedloom.config import Config
 from fedloom.errors import ConfigError, MissingExtraError, unknown
 
 AUTO = "auto"
+FOREIGN = re.compile(r"[^\w\-. :/]", re.ASCII)  # what MLflow takes in no name
+MOST_LETTERS = 6000  # of a parameter there
 
 
 class Tracker(Protocol):
@@ -66,9 +71,36 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+class MLflow:
+    """A run in the database ``mlflow.db`` of the folder, for ``mlflow ui``; a resumed run goes on in it."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it speaks of tables that it makes
+        self._client = importlib.import_module("mlflow").MlflowClient(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        known = self._client.get_experiment_by_name("fedloom")
+        experiment = known.experiment_id if known else self._client.create_experiment("fedloom")
+        runs = self._client.search_runs([experiment], max_results=1)
+        self._run = (runs[0] if runs else self._client.create_run(experiment, run_name=folder.name)).info.run_id
+        self._logged = max((each.step for each in self._client.get_metric_history(self._run, "seconds")), default=0)
+        if not runs:
+            for section, values in config.to_mapping().items():
+                self._client.log_param(self._run, section, json.dumps(values)[:MOST_LETTERS])
+
+    def record(self, round_number: int, row: Mapping[str, Any]) -> None:
+        """A metric for each number; rounds that a resumed run repeats are there already."""
+        if round_number > self._logged:
+            for key, value in _numbers(row).items():
+                self._client.log_metric(self._run, FOREIGN.sub(":", key), value, step=round_number)
+
+    def close(self) -> None:
+        """The run has stopped."""
+        self._client.set_terminated(self._run)
+
+
 TRACKERS: dict[str, Callable[[Config, Path, int], Tracker]] = {  # (config, folder, rounds that are done)
     "tensorboard": lambda _, folder, rounds_done: TensorBoard(folder, rounds_done),
     "wandb": lambda config, folder, _: WeightsAndBiases(config, folder),
+    "mlflow": lambda config, folder, _: MLflow(config, folder),
 }
 
 
