@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,28 +45,21 @@ def sample(
         raise ConfigError(
             f"--out = '{out}' must end in .png, in .csv for records that are rows of a table, or in .npz for arrays"
         )
-    import torch
-
     from fedloom.experiment import load
-    from fedloom.runs.images import save_shown
 
     run = load(folder)
     if problem := run.folder.not_for_release:
         warnings.warn(f"{folder} is {problem}", FedloomWarning, stacklevel=1)
     generator = run.generator(round_number)
     labels = generator.classes_of(label or ())
-    tables = [
-        generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of, label=each)
-        for each in labels or ("",)
-    ]
     for each in labels:
         if not generator.label_shares_of(group)[generator.classes.index(each)]:
             warnings.warn(f"group '{group}' learned from no record of class '{each}'", FedloomWarning, stacklevel=1)
-    if out.suffix.lower() == ARRAYS:
-        _save_arrays(out, generator, group, labels, tables)
-    else:
-        columns = n if len(labels) > 1 else 0
-        out = save_shown(torch.cat(tables), out.with_suffix(""), columns, kind=generator.kind)
+    tables = {
+        each: generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of, label=each)
+        for each in labels or ("",)
+    }
+    out = _save(out, generator, group, tables)
     if as_json:
         show_json(
             {
@@ -82,17 +75,24 @@ def sample(
             }
         )
     else:
-        what = plural(sum(map(len, tables)), "image" if out.suffix == ".png" else "record")
+        what = plural(n * len(tables), "image" if out.suffix == ".png" else "record")
         say(f"{out}: {what} of {group}" + (f", {n} of each class of {', '.join(labels)}" if labels else ""))
         say_guarantee(run.folder)
 
 
-def _save_arrays(out: Path, generator: Generator, group: str, labels: Sequence[str], tables: Sequence[Tensor]) -> None:
-    """As ``data.source = "npz"`` reads them."""
-    from fedloom.release.formats import NpzWriter, RecordKind
+def _save(out: Path, generator: Generator, group: str, tables: Mapping[str, Tensor]) -> Path:
+    """A grid or a table; or arrays, as ``data.source = "npz"`` reads them. The name of what was written."""
+    import torch
 
-    kind = RecordKind(tuple(tables[0].shape[1:]), (group,), tuple(labels), generator.kind)
-    writer = NpzWriter(out.parent, kind, out.name)
-    for x, label in zip(tables, labels or ("",), strict=True):
+    from fedloom.release.formats import NpzWriter, RecordKind
+    from fedloom.runs.images import save_shown
+
+    if out.suffix.lower() != ARRAYS:
+        x = torch.cat([*tables.values()])
+        return save_shown(x, out.with_suffix(""), len(x) // len(tables) if len(tables) > 1 else 0, kind=generator.kind)
+    shape = tuple(next(iter(tables.values())).shape[1:])
+    writer = NpzWriter(out.parent, RecordKind(shape, (group,), tuple(filter(None, tables)), generator.kind), out.name)
+    for label, x in tables.items():
         writer.add(x, group, label)
     writer.close()
+    return out

@@ -51,8 +51,8 @@ class CountClasses:
 
     def __call__(self, _: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """A row for each record, group after group."""
-        place = batch.group * self.classes + batch.y
-        return {"counts": functional.one_hot(place, self.groups * self.classes).to(torch.float32)}
+        groups, classes = functional.one_hot(batch.group, self.groups), functional.one_hot(batch.y, self.classes)
+        return {"counts": (groups.unsqueeze(2) * classes.unsqueeze(1)).flatten(1).to(torch.float32)}
 
 
 @dataclass(frozen=True)
