@@ -101,7 +101,8 @@ def made(fedloom: Command, run: Path, out: Path, *arguments: str) -> dict[str, d
     [
         ((), {"day": {"left": 30, "right": 10}, "night": {"right": 30, "top": 10}}),
         (("--labels", "balanced"), {"day": {"left": 20, "right": 20}, "night": {"right": 20, "top": 20}}),
-        (("--labels", "right=3,2=1"), {"day": {"right": 30, "top": 10}, "night": {"right": 30, "top": 10}}),
+        (("--labels", "right=3,2=1"), {"day": {"right": 40}, "night": {"right": 30, "top": 10}}),
+        (("--labels", "left=0.5"), {"day": {"left": 80}}),
     ],
     ids=str,
 )

@@ -103,6 +103,14 @@ def test_asking_by_number_or_name_is_the_same() -> None:
         generator.classes_of(["3"])
 
 
+def test_a_name_behind_that_of_a_domain_will_do_where_one_class_has_it() -> None:
+    classes = ("digits/1", "digits/bag", "clothes/bag", "clothes/shoe")
+    generator = Generator(method_of("class_vae"), ServerState({}), GROUPS, classes)
+    assert generator.classes_of(["shoe", "1", "2"]) == ("clothes/shoe", "digits/1", "clothes/bag")
+    with pytest.raises(ConfigError, match="unknown class 'bag'"):
+        generator.class_of("bag")
+
+
 def test_a_name_with_a_comma_is_one_name() -> None:
     generator = Generator(method_of("class_vae"), ServerState({}), GROUPS, ("bag, large", "bag"))
     assert generator.classes_of(["bag, large", "bag"]) == ("bag, large", "bag")

@@ -66,12 +66,14 @@ class Generator:
         return self.tempered(known[self.groups.index(group)] if known.dim() > 1 else known)
 
     def class_of(self, asked: str) -> str:
-        """The name of a class that is asked for by name or by its number."""
-        if asked not in self.classes and asked.isdecimal() and int(asked) < len(self.classes):
-            return self.classes[int(asked)]
-        if asked not in self.classes:
+        """The name of a class that is asked for by name, by what stands behind a / in one name alone, or by number."""
+        found = [name for name in self.classes if name == asked]
+        found = found or [name for name in self.classes if "/" in name and name.rpartition("/")[2] == asked]
+        if not found and asked.isdecimal():
+            found = list(self.classes[int(asked) :][:1])
+        if len(found) != 1:
             raise ConfigError(unknown("class", asked, self.classes))
-        return asked
+        return found[0]
 
     def tempered(self, shares: Tensor) -> Tensor:
         """Shares to the power of ``method.label_exponent``: 1 leaves them, 0 makes those above 0 equal."""

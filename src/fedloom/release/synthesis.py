@@ -108,7 +108,7 @@ def _write(
 
 
 def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Counts:
-    """How many records of each group and class: groups alike, classes by their shares."""
+    """How many records of each group and class: groups alike, but for those without the classes; these by shares."""
     if order.records < 1:
         raise ConfigError(f"--n = {order.records} must be at least 1")
     labelled = generator.method.pathways[pathway].labelled
@@ -117,10 +117,11 @@ def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Coun
             f"--labels = '{order.labels}' needs generators that are told a class, and those of method "
             f"'{generator.method.name}' are not"
         )
-    of_groups = apportioned(order.records, torch.ones(len(generator.groups)))
     if not labelled:
+        of_groups = apportioned(order.records, torch.ones(len(generator.groups)))
         return {group: {"": count} for group, count in zip(generator.groups, of_groups, strict=True) if count}
     tables = {group: _shares(generator, group, _labels(order)) for group in generator.groups}
+    of_groups = apportioned(order.records, torch.stack([*tables.values()]).any(dim=1))
     return {
         group: {label: c for label, c in zip(generator.classes, apportioned(count, tables[group]), strict=True) if c}
         for group, count in zip(generator.groups, of_groups, strict=True)
@@ -129,7 +130,7 @@ def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Coun
 
 
 def _shares(generator: Generator, group: str, labels: str) -> Tensor:
-    """How frequent each class shall be in a group."""
+    """How frequent each class shall be in a group; of classes that are asked for, those that it has."""
     if "=" not in labels:
         if labels not in LABELS:
             raise ConfigError("--labels: " + unknown("choice of labels", labels, [*LABELS, "CLASS=SHARE,..."]))
@@ -143,7 +144,7 @@ def _shares(generator: Generator, group: str, labels: str) -> Tensor:
             raise ConfigError(f"--labels: '{part}' is not of the form CLASS=SHARE with a number") from error
     if not (torch.isfinite(shares).all() and bool((shares >= 0).all()) and shares.sum() > 0):
         raise ConfigError(f"--labels = '{labels}' must give shares of at least 0, and one above it")
-    return shares
+    return torch.where(generator.label_shares_of(group) > 0, shares, 0.0)
 
 
 def apportioned(total: int, shares: Tensor) -> list[int]:
