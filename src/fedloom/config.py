@@ -118,14 +118,15 @@ class DataConfig:
     redeal: bool = field(default=False, metadata=LATER)  # divide anew what the source says that silos hold already
     silos: int = field(default=10, metadata=at_least(1))  # of each group with "groups", else in all
     sizes: Literal["equal", "unequal"] = "equal"  # of silos
-    # By which groups silos go: their own, or as a control those of other silos, dealt at random.
-    groups: Literal["own", "permuted"] = field(default="own", metadata=LATER)
     alpha: float = field(default=0.3, metadata=above(0))  # of "dirichlet": the smaller, the more silos differ
     classes_per_silo: int = field(default=2, metadata=at_least(1))  # of "classes" and "shards"
     records_per_silo: int = field(default=0, metadata=at_least(0))  # at most; 0: all
     validation: float = field(default=0.0, metadata=share())  # of each silo's records, for its own choices
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
+    # By which groups silos go: the source's; "class": each class is one too; "permuted": the source's, dealt among the
+    # silos at random, which is a control.
+    groups: Literal["source", "class", "permuted"] = field(default="source", metadata=LATER)
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
     # What is done to each picture in a file of its own, whatever the others are.
     size: int = field(default=0, metadata=at_least(0) | LATER)  # of each side, in pixels; 0: as it is

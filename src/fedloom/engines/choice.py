@@ -33,6 +33,7 @@ STACK_IN_WORKERS = 3  # a stack on one core is as fast as so many workers
 WORKER_THREADS = 4  # more would wait for each other, since a quarter of a step is Python's
 WORTH_A_THREAD = 2**23  # parameters times rows of a batch: what a step computes while another thread has Python
 LANES = 8  # in which the silos of large convolutional networks train on a GPU; 4 are nearly as fast
+TURNS = 2  # of each lane in a recording: for every number of silos there is one, of so many times its launches
 WORTH_LANES = 4_000_000  # parameters of such a network
 WORTH_COMPILING_A_LANE = 40_000  # steps of single silos that earn a compilation back
 WORTH_COMPILING = {True: 1e6, False: 1.5e7}  # slots worked on in all steps: with convolutions, and without
@@ -134,6 +135,7 @@ def _fused(trainers: Sequence[Trainer], device: torch.device, earlier: Mapping[s
         compiled = worth_compiling_a_lane(trainers, stacks) if lanes else worth_compiling(trainers, stacks)
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         chunk, products = fitting(stacks, device), compiled or precision == "tf32"
+        chunk = min(chunk, TURNS * lanes) if lanes else chunk
     options = FusedOptions(device, precision, chunk, products, compiled, lanes)
     return FusedEngine(trainers[0], options, stacks, trainers[1:])
 

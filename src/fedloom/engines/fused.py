@@ -16,7 +16,6 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
-from fedloom.engines.fused_lanes import lying_for_lanes
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
@@ -90,7 +89,6 @@ class FusedEngine:
             return rewritten(stack.model, self.options.matrix_convolutions)
         if stack.kind.privacy:
             raise UnsupportedError("DP-SGD does not train in lanes")
-        lying_for_lanes(stack.model, self.options.device)
         return 0
 
     def describe(self) -> str:

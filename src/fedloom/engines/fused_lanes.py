@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.fused_step import Batching, autocast, in_float32
+from fedloom.engines.fused_step import Batching, autocast, in_float32, laid_out
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Step
 from fedloom.objectives.lending import Lending, batch_of_columns
 from fedloom.sharing.plan import Tensors
+
+KERNEL = 4  # dimensions of a convolution's
 
 
 class Lanes:
@@ -57,7 +59,7 @@ class LanedGradients:
         self._lending = Lending(batching.model, phase.objective)
         self._trained, self._room = tuple(trained), room
         halved = _in_products(batching.model) if batching.precision == "bf16" else set()
-        self._halved = {n: torch.empty_like(room[n], dtype=torch.bfloat16) for n in trained if n in halved}
+        self._halved = {name: _rounded_room(room[name]) for name in trained if name in halved}
         self._mean_losses = batching.quickened(self._of_one)
 
     def __call__(
@@ -76,7 +78,7 @@ class LanedGradients:
         """What goes into products, in their precision, of all silos at once: by autocast it would be one by one."""
         found = {name: tensor[:silos] for name, tensor in self._halved.items()}
         if found:
-            torch._foreach_copy_(list(found.values()), [weights[name].detach() for name in found])
+            _copied(list(found.values()), [weights[name].detach() for name in found])
         return found
 
     def _step(self, silo: int, inputs: Sequence[Tensors], means: list[Tensor]) -> None:
@@ -107,16 +109,16 @@ def _copied(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(into, these)
 
 
+def _rounded_room(stack: Tensor) -> Tensor:
+    """Room for the same numbers in bfloat16, kernels with the channels of a place side by side."""
+    one = torch.empty_like(stack[0], dtype=torch.bfloat16)
+    if one.dim() == KERNEL and one.device.type == "cuda":
+        one = one.to(memory_format=torch.channels_last)
+    return laid_out(one, len(stack))
+
+
 def _in_products(model: nn.Module) -> set[str]:
     """The names of weights that autocast would round wherever they are used."""
     products = nn.Linear | nn.Conv2d | nn.ConvTranspose2d
     modules = (name for name, module in model.named_modules() if isinstance(module, products))
     return {f"{name}.{kind}" for name in modules for kind in ("weight", "bias")}
-
-
-def lying_for_lanes(model: nn.Module, device: torch.device) -> None:
-    """Kernels as a GPU's convolutions want them: the channels of a place side by side."""
-    if device.type == "cuda":
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

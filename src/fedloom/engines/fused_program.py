@@ -36,7 +36,7 @@ class StackProgram:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
         self._device, self._batch = stack.device, stack.kind.local.batch_size
         stack.table.reserve(size)
-        # Of all silos at once gradients come out as a trial's did; in lanes as the model's own parameters lie.
+        # Of all silos at once gradients come out as a trial's did; in lanes, compiled, as the parameters lie.
         layouts = {} if lanes else {name: part for trial in trials for name, part in trial.gradients.items()}
         self.weights = {
             name: laid_out(layouts.get(name, tensor), size) for name, tensor in stack.model.state_dict().items()
