@@ -24,6 +24,13 @@ Policies = Annotated[
 AcceptRisk = Annotated[
     bool, typer.Option("--accept-risk", help="Hand it on although something stands against it; the card says so.")
 ]
+Labels = Annotated[
+    str,
+    typer.Option(
+        help="balanced, prior: as the run knows them, or shares that you ask for: CLASS=SHARE,...",
+        show_default="prior, with labels",
+    ),
+]
 ToHub = Annotated[
     bool, typer.Option("--to-hub", help="Lay it out as a repository of Hugging Face; nothing is uploaded.")
 ]
@@ -35,13 +42,7 @@ def synthesize(
     n: Annotated[int, typer.Option(help="How many records, over all groups.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The new folder of the data set.", show_default=False)],
     form: Annotated[str, typer.Option("--format", help="folder (of images), npz, parquet or csv.")] = "folder",
-    labels: Annotated[
-        str,
-        typer.Option(
-            help="balanced, prior: as the run knows them, or shares that you ask for: CLASS=SHARE,...",
-            show_default="prior, with labels",
-        ),
-    ] = "",
+    labels: Labels = "",
     pathway: Annotated[str, typer.Option(help="A way to generate; the first that is open unless told.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same records.")] = 0,
     licence: Licence = "unknown",
