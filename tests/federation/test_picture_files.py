@@ -180,6 +180,21 @@ def test_what_is_no_single_picture_is_named(spoil: object, message: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
+def test_a_compression_without_a_decoder_is_said_to_be_one() -> None:
+    """Of pydicom's own files, which lie in its package."""
+    with pytest.raises(DataError, match=r"JPEG-lossy\.dcm as DICOM: its compression needs a decoder; .*pylibjpeg"):
+        open_picture(Path(str(get_testdata_file("JPEG-lossy.dcm"))))
+
+
+def test_colours_that_a_decoder_has_put_together_stay_as_they_are() -> None:
+    assert pixels(Path(str(get_testdata_file("examples_jpeg2k.dcm")))).shape == (3, 480, 640)
+
+
+def test_what_pydicom_forgives_is_forgiven_in_silence(recwarn: pytest.WarningsRecorder) -> None:
+    open_picture(Path(str(get_testdata_file("MR_small_padded.dcm"))))
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(("package", "file"), [("pydicom", "a.dcm"), ("nibabel", "a.nii.gz")])
 def test_a_missing_package_is_named(package: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)

@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.errors import RunFolderError
 from fedloom.experiment import Observer, resume, train
-from fedloom.runs.at_work import FILE, at_work, check_idle, worker_of
+from fedloom.runs.at_work import FILE, at_work, check_idle, is_abandoned, worker_of
 from support import tiny_config
 
 
@@ -28,6 +28,15 @@ def test_a_second_one_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
             pass
     assert list(tmp_path.iterdir()) == []
     check_idle(tmp_path)
+
+
+def test_who_was_interrupted_leaves_word_that_nobody_is_at_work(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), at_work(tmp_path):
+        raise KeyboardInterrupt
+    assert is_abandoned(tmp_path)
+    with at_work(tmp_path):
+        assert not is_abandoned(tmp_path)
+    assert not is_abandoned(tmp_path)  # it has ended by itself
 
 
 def test_who_was_killed_leaves_a_file_and_no_lock(tmp_path: Path) -> None:

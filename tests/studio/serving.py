@@ -39,10 +39,10 @@ class Running:
 
 
 @contextmanager
-def serving(root: Path, token: str = "") -> Iterator[Running]:
+def serving(root: Path, token: str = "", works: bool = False) -> Iterator[Running]:
     """A studio in a thread of this process."""
-    place = Listener.of("127.0.0.1", 0, token)
-    server = server_of(Studio.over(root, root.parent / "papers"), place.door)
+    place = Listener.of("127.0.0.1", 0, token, works)
+    server = server_of(Studio.over(root, root.parent / "papers", works), place.door)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place.listener]})
     thread.start()
     wait_for(lambda: server.started)

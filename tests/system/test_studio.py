@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fedloom.experiment import train
+from fedloom.runs.at_work import worker_of
 from fedloom.runs.files import write_atomically
 from fedloom.runs.folder import RunFolder
 from fedloom.studio import app
@@ -463,3 +464,31 @@ def test_it_answers_at_the_address_that_it_prints_until_it_is_interrupted(studio
         assert (process.stdout.read(), process.stderr.read()) == ("Ctrl-C ends it.\n", "")
     finally:
         process.kill()
+
+
+def test_a_run_is_begun_and_stopped_from_the_page(page: Chrome, tmp_path: Path) -> None:
+    """By clicks alone, with the token that the address brings."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    with serving(root, works=True) as running:
+        page.get(running.address)
+        one(page, "a[href='/work/begin']").click()
+        one(page, "#settings").send_keys(
+            "rounds=5000 data.silos=2 data.records_per_silo=40 model.hidden=[16] local.steps=1 evaluation.metrics=[]"
+        )
+        one(page, "#name").send_keys("clicked")
+        one(page, "form button").click()
+        assert f"--out {root / 'clicked'}" in said(page, "#command")
+        assert not (root / "clicked").exists()
+        one(page, "#confirm").click()
+        try:
+            assert worker_of(root / "clicked") is not None
+            page.get(running.address)
+            wait_for(lambda: "running" in said(page, "table.runs"))
+            page.get(f"http://127.0.0.1:{running.port}/runs/{running.key('clicked')}")
+            one(page, "button[data-deed=stop]").click()
+            one(page, "#confirm").click()
+            assert worker_of(root / "clicked") is None
+        finally:
+            if worker := worker_of(root / "clicked"):
+                os.kill(worker.process, signal.SIGKILL)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,48 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli.output import Json, RunDir, plural, say, say_facts, say_guarantee, show, show_json, table
-from fedloom.errors import FedloomError, RunFolderError
+from fedloom.errors import RunFolderError
+from fedloom.runs import background
+from fedloom.runs.at_work import worker_of
+from fedloom.runs.background import LOG, begin
 
 if TYPE_CHECKING:
     from fedloom.studio.run_summary import RunSummary
 
 RUNS = Path("runs")
-LOG = "output.log"  # in the run folder
 LAST = 5  # lines of it
-PATIENCE = 60.0  # seconds that a run has to stop; it stops between two steps
-PAUSE = 0.05
 STOPPED = "stopped"
 
 
 def detach(words: Sequence[str], folder: Path) -> None:
-    """Start a command on a run folder in the background, and wait until it is at work there, or has failed."""
-    from fedloom.runs.at_work import check_idle, worker_of
-
-    if began := (folder / "run.toml").is_file():
-        check_idle(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    log = folder / LOG if began else folder.parent / f".{folder.name}-{os.getpid()}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedloom", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    while process.poll() is None and worker_of(folder) is None:
-        time.sleep(PAUSE)
-    if not began and folder.is_dir():
-        log.replace(folder / LOG)
-        log = folder / LOG
-    if process.poll() is None:
-        say(f"runs in the background as process {process.pid}; its output is in {log}")
+    """Start a command on a run folder in the background, and say how to look after it, or why it failed."""
+    begun = begin(words, folder)
+    if begun.exit_code is None:
+        say(f"runs in the background as process {begun.process}; its output is in {begun.log}")
         say_facts({"next": f"fedloom status {folder}", "or": f"fedloom stop {folder}"})
         return
-    typer.echo(log.read_text(encoding="utf-8", errors="replace"), err=bool(process.returncode), nl=False)
-    if not began:
-        log.unlink(missing_ok=True)
-    raise typer.Exit(process.returncode)
+    typer.echo(begun.said, err=bool(begun.exit_code), nl=False)
+    raise typer.Exit(begun.exit_code)
 
 
 def status(
@@ -80,8 +55,6 @@ def status(
 
 
 def _described(summary: RunSummary) -> dict[str, Any]:
-    from fedloom.runs.at_work import worker_of
-
     worker = worker_of(summary.entry.path)
     return {
         "run": summary.entry.name,
@@ -99,8 +72,6 @@ def _described(summary: RunSummary) -> dict[str, Any]:
 
 def state_of(summary: RunSummary) -> str:
     """How a run is: running, stopped, finished, diverged or unreadable."""
-    from fedloom.runs.at_work import worker_of
-
     if summary.problem or summary.ended:
         return summary.ended or "unreadable"
     return "running" if worker_of(summary.entry.path) else STOPPED
@@ -141,20 +112,8 @@ def _print_one(summary: RunSummary, folder: Path) -> None:
 
 def stop(folder: RunDir) -> None:
     """End the process that is at work on a run, as Ctrl-C does: all up to the last checkpoint is kept."""
-    from fedloom.runs.at_work import worker_of
     from fedloom.runs.folder import RunFolder
 
     RunFolder.open(folder)
-    worker = worker_of(folder)
-    if worker is None:
-        say(f"no process is at work on {folder}")
-        return
-    if not worker.is_here:
-        raise FedloomError(f"process {worker.process} is at work on {folder}, but on {worker.machine}; stop it there")
-    os.kill(worker.process, signal.SIGTERM)
-    until = time.monotonic() + PATIENCE
-    while worker_of(folder) == worker and time.monotonic() < until:
-        time.sleep(PAUSE)
-    if worker_of(folder) == worker:
-        raise FedloomError(f"process {worker.process} was told to stop and is still at its last step; try again later")
-    say(f"stopped; 'fedloom resume {folder}' goes on")
+    stopped = background.stop(folder)
+    say(f"stopped; 'fedloom resume {folder}' goes on" if stopped else f"no process is at work on {folder}")

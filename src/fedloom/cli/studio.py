@@ -23,6 +23,9 @@ def studio(
     token: Annotated[
         str, typer.Option(help="What a browser must bring.", show_default="none on loopback, else a new one")
     ] = "",
+    work: Annotated[
+        bool, typer.Option("--work", help="Runs may be begun, stopped and trained on from the page; asks for a token.")
+    ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Look at runs in the browser: live progress, comparison, samples, privacy, and a walk through the latent space."""
@@ -35,4 +38,4 @@ def studio(
             raise MissingExtraError(
                 f"the studio needs the package '{error.name}'; install it with: pip install 'fedloom[studio]'"
             ) from error
-    serve(folder, papers, host, port, token, not no_open, say)
+    serve(folder, papers, host, port, token, not no_open, say, work)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from fedloom.errors import DataError, MissingExtraError
 from fedloom.outline import in_outline
 
+SEPARATE = ("YBR_FULL", "YBR_FULL_422")  # brightness and colours apart; other kinds come out of a decoder as colours
 MAGIC_AT, MAGIC = 128, b"DICM"
 # Nothing else of a header is read: names, dates and comments stay where they are.
 DICOM_TAGS = (
@@ -52,33 +55,45 @@ def is_dicom(file: Path) -> bool:
 def read_dicom(file: Path) -> tuple[Deep | NDArray[np.uint8], str]:
     """A picture, colour or deep, and its patient's identifier."""
     pydicom = _package("pydicom", file, "DICOM")
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)  # what stops it is said in a sentence of ours
     try:
-        header = pydicom.dcmread(file, specific_tags=list(DICOM_TAGS))
-        frames = int(header.get("NumberOfFrames") or 1)
-        if frames > 1:
-            raise DataError(f"{file} holds {frames} frames; save each as a file of its own")
-        if not {"PixelData", "FloatPixelData", "DoubleFloatPixelData"} & {element.keyword for element in header}:
-            raise DataError(f"{file} is DICOM without a picture")
-        pixels = header.pixel_array
-        patient = str(header.get("PatientID") or "")
-        if header.get("SamplesPerPixel", 1) > 1:
-            return _colour(importlib.import_module("pydicom.pixels"), pixels, header, file), patient
-        values = importlib.import_module("pydicom.pixels").apply_modality_lut(pixels, header)
-        inverted = header.get("PhotometricInterpretation") == "MONOCHROME1"
-        return Deep(np.asarray(values, dtype=np.float32), _own_window(header), inverted), patient
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what it reads all the same
+            return _read(pydicom, file)
     except DataError:
         raise
     except Exception as error:  # pydicom lets through what its many decoders raise
-        raise DataError(
-            f"cannot read {file} as DICOM: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        raise DataError(f"cannot read {file} as DICOM: {_why(str(error) or repr(error))}") from error
+
+
+def _read(pydicom: Any, file: Path) -> tuple[Deep | NDArray[np.uint8], str]:
+    header = pydicom.dcmread(file, specific_tags=list(DICOM_TAGS))
+    frames = int(header.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise DataError(f"{file} holds {frames} frames; save each as a file of its own")
+    if not {"PixelData", "FloatPixelData", "DoubleFloatPixelData"} & {element.keyword for element in header}:
+        raise DataError(f"{file} is DICOM without a picture")
+    pixels = header.pixel_array
+    patient = str(header.get("PatientID") or "")
+    if header.get("SamplesPerPixel", 1) > 1:
+        return _colour(importlib.import_module("pydicom.pixels"), pixels, header, file), patient
+    values = importlib.import_module("pydicom.pixels").apply_modality_lut(pixels, header)
+    inverted = header.get("PhotometricInterpretation") == "MONOCHROME1"
+    return Deep(np.asarray(values, dtype=np.float32), _own_window(header), inverted), patient
+
+
+def _why(said: str) -> str:
+    """The first line of what pydicom says; of a compression that nothing here decodes, what would."""
+    if any(word in said for word in ("plugins", "decompress")):
+        return "its compression needs a decoder; install some with: pip install 'pylibjpeg[all]'"
+    return said.splitlines()[0].rstrip(":")
 
 
 def _colour(tools: Any, pixels: NDArray[Any], header: Any, file: Path) -> NDArray[np.uint8]:
     if pixels.dtype != np.uint8:
         raise DataError(f"{file} has colours of {pixels.dtype.itemsize * 8} bits; save it with 8")
     kind = str(header.PhotometricInterpretation)
-    found: NDArray[np.uint8] = tools.convert_color_space(pixels, kind, "RGB") if kind.startswith("YBR") else pixels
+    found: NDArray[np.uint8] = tools.convert_color_space(pixels, kind, "RGB") if kind in SEPARATE else pixels
     return found
 
 

@@ -48,9 +48,14 @@ def at_work(folder: Path) -> Iterator[None]:
         held.write(f"{os.getpid()} {platform.node()}")
         held.flush()
         yield
-    finally:
         path.unlink(missing_ok=True)
+    finally:  # where it was interrupted, a file without a lock says that nobody is at work
         held.close()
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the last process that was at work on a run was stopped, or killed."""
+    return (folder / FILE).is_file() and worker_of(folder) is None
 
 
 def check_idle(folder: Path) -> None:

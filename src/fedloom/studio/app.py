@@ -9,11 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
@@ -23,10 +31,11 @@ from fedloom.runs.images import grid_of
 from fedloom.studio import pages
 from fedloom.studio.catalogue import NotServedError
 from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
-from fedloom.studio.gate import Admission, StudioGate, lock
+from fedloom.studio.gate import DEED, Admission, StudioGate, lock
 from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.studio import Studio
 from fedloom.studio.watch import MOST_WATCHERS, RunWatch
+from fedloom.studio.workbench import Workbench
 
 ROOM = Path(__file__).parent
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -135,7 +144,9 @@ def static(name: str) -> Response:
 @router.get("/")
 async def runs(studio: Here) -> Response:
     """All runs at a summary."""
-    return _html(pages.runs_page(studio.catalogue.root.name, await studio.watch.shared_look()))
+    return _html(
+        pages.runs_page(studio.catalogue.root.name, await studio.watch.shared_look(), studio.workbench is not None)
+    )
 
 
 @router.get("/events")
@@ -177,6 +188,35 @@ def compare_body(studio: Here, run: Keys) -> Response:
     return _html(pages.compare_body(studio.compared(run)[1]))
 
 
+@router.get("/work/begin")
+def begin_run(studio: Here) -> Response:
+    """What a run may begin from."""
+    return _html(pages.begin_page(studio.catalogue.root.name, _workbench(studio).presets))
+
+
+@router.get("/work/look")
+def look_at_deed(studio: Here, request: Request) -> Response:
+    """A deed before it is done."""
+    bench, asked = _workbench(studio), dict(request.query_params)
+    deed = bench.deed(asked)
+    return _html(pages.confirm_page(deed, asked, bench.seal(deed)))
+
+
+@router.post(DEED)
+async def work(studio: Here, request: Request) -> Response:
+    """A deed that was confirmed."""
+    asked = dict(parse_qsl((await request.body()).decode("utf-8", errors="replace"), keep_blank_values=True))
+    await asyncio.to_thread(_workbench(studio).carry_out, asked)
+    key = asked.get("run", "")
+    return RedirectResponse(f"/runs/{key}" if key in studio.catalogue.entries() else "/", 303)
+
+
+def _workbench(studio: Studio) -> Workbench:
+    if studio.workbench is None:
+        raise NotServedError("this studio only reads; 'fedloom studio --work' works on runs too")
+    return studio.workbench
+
+
 @router.get("/papers")
 def papers() -> Response:
     """Which tables of papers there are."""
@@ -194,7 +234,7 @@ async def paper_table(studio: Here, paper: str, table: str) -> Response:
 def one_run(studio: Here, key: str) -> Response:
     """A run's page."""
     live_run = studio.live_run(key)
-    return _html(pages.run_page(live_run, studio.story(live_run)))
+    return _html(pages.run_page(live_run, studio.story(live_run), studio.workbench is not None))
 
 
 @router.get("/runs/{key}/body")

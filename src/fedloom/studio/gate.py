@@ -1,6 +1,7 @@
 """The one door: who may ask, what may be asked, and what a browser may do with the answer.
 
-The studio only reads, so nothing but GET without a body is let in. A page of another site can make a browser
+The studio only reads, so nothing but GET without a body is let in, but for deeds of a workbench: a small form that one
+of its own pages sends, with the token. A page of another site can make a browser
 send requests here, by address or by a name that it turns to this machine (DNS rebinding): the Host must be an address
 or a name of this machine, and a browser that says that another site asked is refused. Elsewhere than on loopback a
 token is asked for as well.
@@ -21,13 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LONGEST_ADDRESS = 4096
 LARGEST_HEADERS = 16_384  # bytes
+DEED, LARGEST_DEED = "/work", 8_192  # where a deed goes, and its bytes
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -47,6 +49,7 @@ class Admission:
     any_address: bool = False  # whether any IP address may be called, or those of loopback alone
     token: str = ""
     cookie: str = "fedloom-studio"
+    works: bool = False  # whether deeds are let in
 
     def knows(self, host: str) -> bool:
         """Whether a Host header names this machine; a port makes no difference, because ports are forwarded."""
@@ -75,14 +78,20 @@ class Refusal:
     sentence: str
 
 
-def _method(scope: Scope, _: Headers, __: Admission) -> Refusal | None:
-    return (
-        None if scope["method"] == "GET" else Refusal(405, f"The studio only reads: {scope['method']} is not allowed.")
-    )
+def _is_deed(scope: Scope, door: Admission) -> bool:
+    return door.works and scope["method"] == "POST" and scope["path"] == DEED
 
 
-def _size(scope: Scope, headers: Headers, _: Admission) -> Refusal | None:
-    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+def _method(scope: Scope, _: Headers, door: Admission) -> Refusal | None:
+    if scope["method"] == "GET" or _is_deed(scope, door):
+        return None
+    return Refusal(405, f"The studio only reads: {scope['method']} is not allowed.")
+
+
+def _size(scope: Scope, headers: Headers, door: Admission) -> Refusal | None:
+    length = headers.get("content-length", "0")
+    small = _is_deed(scope, door) and length.isdecimal() and int(length) <= LARGEST_DEED
+    if (length != "0" and not small) or "transfer-encoding" in headers:
         return Refusal(413, "A request to the studio has no body.")
     if len(scope["raw_path"]) + len(scope["query_string"]) > LONGEST_ADDRESS:
         return Refusal(414, f"An address of the studio has at most {LONGEST_ADDRESS:,} characters.")
@@ -98,9 +107,11 @@ def _host(_: Scope, headers: Headers, door: Admission) -> Refusal | None:
     return Refusal(421, "This studio does not go by the name that was asked for; open the address that it printed.")
 
 
-def _site(scope: Scope, headers: Headers, _: Admission) -> Refusal | None:
-    """Another site may lead a person here by a link; it may not fetch, embed or frame anything."""
+def _site(scope: Scope, headers: Headers, door: Admission) -> Refusal | None:
+    """Another site may lead a person here by a link; it may not fetch, embed or frame anything, nor do a deed."""
     refusal = Refusal(403, "Another site may not ask the studio for anything.")
+    if _is_deed(scope, door) and "origin" not in headers:
+        return refusal
     if (origin := headers.get("origin")) and origin != f"{scope['scheme']}://{headers['host']}":
         return refusal
     asked = {name: headers.get(f"sec-fetch-{name}", "") for name in ("site", "mode", "dest")}

@@ -9,6 +9,8 @@ from pathlib import Path
 from markupsafe import Markup
 
 import fedloom
+from fedloom.presets import about_preset
+from fedloom.privacy.summary import NONE
 from fedloom.reports.one_run import run_heading, run_sections
 from fedloom.reports.parts import Story, method_of
 from fedloom.reports.several_runs import comparison_sections, verdicts
@@ -16,6 +18,7 @@ from fedloom.studio.explorer import REACH, Explorer, View
 from fedloom.studio.papers import declared, parts_of_table, tables_by_paper
 from fedloom.studio.run_summary import RunSummary
 from fedloom.studio.watch import LiveRun
+from fedloom.studio.workbench import Deed
 from fedloom.templating import render
 
 MOST_COMPARED = 8
@@ -30,7 +33,7 @@ def part(name: str, values: Mapping[str, object]) -> Markup:
 
 def page(name: str, title: str, values: Mapping[str, object], here: str = "") -> str:
     """A whole document by the name of its template; ``here`` is where its place in the navigation leads."""
-    return f"{part(name, {'title': title, 'here': here, 'version': fedloom.__version__, **values})}\n"
+    return f"{part(name, {'title': title, 'here': here, 'version': fedloom.__version__, 'works': False, **values})}\n"
 
 
 def error_page(sentence: str) -> str:
@@ -41,10 +44,23 @@ def error_page(sentence: str) -> str:
 # The runs at a summary
 
 
-def runs_page(folder: str, live_runs: Mapping[str, LiveRun]) -> str:
+def runs_page(folder: str, live_runs: Mapping[str, LiveRun], works: bool = False) -> str:
     """A line for each run, the newest first."""
     order = sorted(live_runs.values(), key=lambda live_run: -live_run.summary.changed)
-    return page("runs", "Runs", {"folder": folder, "live_runs": order, "most_compared": MOST_COMPARED}, here="/")
+    values = {"folder": folder, "live_runs": order, "most_compared": MOST_COMPARED, "works": works}
+    return page("runs", "Runs", values, here="/")
+
+
+def begin_page(folder: str, presets: Iterable[str]) -> str:
+    """What a run may begin from."""
+    found = [(name, about_preset(name)) for name in presets]
+    return page("begin", "Begin a run", {"folder": folder, "presets": found, "works": True})
+
+
+def confirm_page(deed: Deed, asked: Mapping[str, str], seal: str) -> str:
+    """A deed before it is done."""
+    values = {"sentence": deed.sentence, "command": deed.command, "asked": list(asked.items()), "seal": seal}
+    return page("confirm", deed.sentence, values | {"works": True})
 
 
 def run_row(live_run: LiveRun) -> str:
@@ -65,7 +81,7 @@ def state_mark(state: str) -> str:
 # One run, and several compared
 
 
-def run_page(live_run: LiveRun, story: Story) -> str:
+def run_page(live_run: LiveRun, story: Story, works: bool = False) -> str:
     """Everything about a run; it is renewed while the run goes on."""
     summary = live_run.summary
     values = {
@@ -74,6 +90,8 @@ def run_page(live_run: LiveRun, story: Story) -> str:
         "method": method_of(story.facts),
         "address": f"/runs/{summary.entry.key}/body",
         "live_runs": [live_run],
+        "works": works,
+        "is_private": summary.privacy != NONE,
     }
     return page("run", summary.entry.name, values | _run_body(story))
 

@@ -17,6 +17,7 @@ from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
 from fedloom.reports.verdict import Verdict, verdict_of
 from fedloom.reproduction.tables import identity
+from fedloom.runs.at_work import is_abandoned, worker_of
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.metrics import TRAINING, split_key, uncounted
 from fedloom.studio.catalogue import FoundRun, check
@@ -72,6 +73,10 @@ class RunSummary:
         """``running`` while there are signs of life; a run that was killed is ``silent``."""
         if self.problem or self.ended:
             return self.ended or "unreadable"
+        if worker_of(self.entry.path) is not None:
+            return "running"
+        if is_abandoned(self.entry.path):
+            return "silent"
         patience = max(PATIENCE, ROUNDS_OF_PATIENCE * (self.seconds or 0.0))
         return "running" if now - self.changed < patience else "silent"
 

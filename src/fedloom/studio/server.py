@@ -36,13 +36,16 @@ class Listener:
     door: Admission
 
     @classmethod
-    def of(cls, host: str, port: int, token: str) -> Listener:
-        """Take the address; elsewhere than on loopback there is always a token."""
+    def of(cls, host: str, port: int, token: str, works: bool = False) -> Listener:
+        """Take the address; elsewhere than on loopback, and for work, there is always a token."""
         listener = _listener(host, port)
         loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if token and len(token) < SHORTEST_TOKEN:
             raise ConfigError(f"--token has {len(token)} characters; it must have at least {SHORTEST_TOKEN}")
-        if not loopback:
+        if works and not loopback:
+            listener.close()
+            raise ConfigError(f"--work is for this machine alone, and --host {host} lets others in; leave out one")
+        if works or not loopback:
             token = token or secrets.token_urlsafe(32)
         names = {"localhost"} if loopback else {"localhost", host, socket.gethostname(), socket.getfqdn()}
         door = Admission(
@@ -50,6 +53,7 @@ class Listener:
             any_address=not loopback,
             token=token,
             cookie=f"fedloom-studio-{listener.getsockname()[1]}",  # cookies do not tell ports apart
+            works=works,
         )
         return cls(listener, door)
 
@@ -140,12 +144,19 @@ def server_of(studio: Studio, door: Admission) -> Server:
 
 
 def serve(
-    folder: Path, papers: Path, host: str, port: int, token: str, open_browser: bool, say: Callable[[str], None]
+    folder: Path,
+    papers: Path,
+    host: str,
+    port: int,
+    token: str,
+    open_browser: bool,
+    say: Callable[[str], None],
+    works: bool = False,
 ) -> None:
     """Serve a runs folder until somebody ends it; ``papers`` holds result files of papers' tables."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder '{folder}'; name the folder that your runs lie in")
-    place, studio = Listener.of(host, port, token), Studio.over(folder, papers)
+    place, studio = Listener.of(host, port, token, works), Studio.over(folder, papers, works)
     torch.set_num_threads(1)  # frames are small: more threads make them slower
     say(f"The studio of {studio.catalogue.root} is at {place.address}")
     say("Ctrl-C ends it.")

@@ -22,6 +22,7 @@ from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check,
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.watch import LiveRun, RunWatch
+from fedloom.studio.workbench import Workbench
 
 KEPT = 16  # runs whose numbers, and as many whose models, stay in memory
 NO_RECORDS = "the studio reads nothing but the runs folder"
@@ -61,14 +62,15 @@ class Studio:
     catalogue: Catalogue
     watch: RunWatch
     papers: Path  # where result files of papers' tables lie, if anywhere
+    workbench: Workbench | None = None  # where runs may be begun and stopped
     _stories: MadeOnce = field(default_factory=MadeOnce)
     _explorers: MadeOnce = field(default_factory=MadeOnce)
 
     @classmethod
-    def over(cls, root: Path, papers: Path) -> Studio:
-        """The studio of a folder."""
+    def over(cls, root: Path, papers: Path, works: bool = False) -> Studio:
+        """The studio of a folder, where wanted with a workbench."""
         catalogue = Catalogue(root.resolve())
-        return cls(catalogue, RunWatch(catalogue), papers)
+        return cls(catalogue, RunWatch(catalogue), papers, Workbench(catalogue) if works else None)
 
     def live_run(self, key: str) -> LiveRun:
         """A run that can be read."""
