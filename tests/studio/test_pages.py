@@ -63,6 +63,16 @@ def test_a_state_is_never_markup(part: Callable[[LiveRun], str]) -> None:
     assert state in " ".join((found.text, *found.values("data-state"), *found.values("data-states")))
 
 
+def test_each_line_has_the_newest_samples(client: TestClient, keys: dict[str, str]) -> None:
+    page = page_of(client, "/")
+    found = [image["src"] for image in page.all("img")]
+    assert sorted(source.partition("?")[0] for source in found) == sorted(
+        f"/runs/{key}/samples/2/0" for key in keys.values()
+    )
+    for source in found:
+        assert client.get(source).headers["content-type"] == "image/png"
+
+
 def test_a_folder_without_runs_says_how_to_begin(ask: Ask, tmp_path: Path) -> None:
     assert f"fedloom run demo --out {tmp_path.name}/first" in page_of(ask(tmp_path), "/").text
 

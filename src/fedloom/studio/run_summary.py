@@ -15,6 +15,7 @@ from fedloom.evaluation.metric import metric_title, reading_of
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
+from fedloom.reports.pictures import grids_of
 from fedloom.reports.verdict import Verdict, verdict_of
 from fedloom.reproduction.tables import identity
 from fedloom.runs.at_work import is_abandoned, worker_of
@@ -67,6 +68,7 @@ class RunSummary:
     privacy: str = ""
     verdict: Verdict | None = None  # nothing before the end
     ended: str = ""  # "finished" or "diverged", once it is over
+    samples: str = ""  # the address of the newest picture of samples, if there is one
     identities: frozenset[str] = frozenset()  # by which the rows of papers' tables know their runs
 
     def state(self, now: float) -> str:
@@ -142,8 +144,21 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
         privacy=_privacy(config.privacy.mechanism, history),
         verdict=verdict_of(folder) if ended != "unfinished" else None,
         ended="" if ended == "unfinished" else ended,
+        samples=_newest_samples(entry),
         identities=_identities(config),
     )
+
+
+def address_of_samples(entry: FoundRun, round_number: int, file: Path) -> str:
+    """Of a picture; another one where the file has changed, because browsers keep it."""
+    place = sorted(file.parent.glob("*.png")).index(file)
+    return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"
+
+
+def _newest_samples(entry: FoundRun) -> str:
+    rounds = grids_of(entry.path)
+    newest = max((number for number, files in rounds.items() if files), default=None)
+    return "" if newest is None else address_of_samples(entry, newest, rounds[newest][0])
 
 
 def _identities(config: Config) -> frozenset[str]:

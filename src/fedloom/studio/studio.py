@@ -21,6 +21,7 @@ from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
+from fedloom.studio.run_summary import address_of_samples
 from fedloom.studio.watch import LiveRun, RunWatch
 from fedloom.studio.workbench import Workbench
 
@@ -126,13 +127,7 @@ def _story(entry: FoundRun) -> Story:
     subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
     facts = facts_of(subject, entry.name)
     films = {
-        group: {number: _address(entry, number, file) for number, file in film.items()}
+        group: {number: address_of_samples(entry, number, file) for number, file in film.items()}
         for group, film in sample_files(entry.path, facts.groups).items()
     }
     return Story(facts, findings(facts), Samples(films, ()), {})
-
-
-def _address(entry: FoundRun, round_number: int, file: Path) -> str:
-    """Of a picture; another one where the file has changed, because browsers keep it."""
-    place = sorted(file.parent.glob("*.png")).index(file)
-    return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"
