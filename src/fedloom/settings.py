@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -127,7 +128,7 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequ
     """
     known = {f.name: f for f in fields(cls) if "rest" not in f.metadata}  # type: ignore[arg-type]
     rest = [f.name for f in fields(cls) if "rest" in f.metadata]  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast("Any", cls))
     values: Settings = {name: {} for name in rest}
     for key, value in mapping.items():
         where = f"{path}.{key}" if path else key
@@ -142,6 +143,12 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "", beside: Sequ
         if check is not None and not check(values[key]):
             raise ConfigError(f"{where} = {value!r} must be {rule}")
     return cls(**values)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take longer to find than a file to read."""
+    return typing.get_type_hints(cls)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

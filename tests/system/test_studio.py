@@ -461,7 +461,7 @@ def test_it_answers_at_the_address_that_it_prints_until_it_is_interrupted(studio
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         # Not communicate(): it loses what readline has read ahead.
-        assert (process.stdout.read(), process.stderr.read()) == ("Ctrl-C ends it.\n", "")
+        assert (process.stdout.read(), process.stderr.read()) == ("Ctrl-C ends it.\n", "stopped\n")
     finally:
         process.kill()
 

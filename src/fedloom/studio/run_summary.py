@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -69,7 +70,7 @@ class RunSummary:
     verdict: Verdict | None = None  # nothing before the end
     ended: str = ""  # "finished" or "diverged", once it is over
     samples: str = ""  # the address of the newest picture of samples, if there is one
-    identities: frozenset[str] = frozenset()  # by which the rows of papers' tables know their runs
+    config: Config | None = field(default=None, compare=False)  # the stamp stands for it
 
     def state(self, now: float) -> str:
         """``running`` while there are signs of life; a run that was killed is ``silent``."""
@@ -81,6 +82,11 @@ class RunSummary:
             return "silent"
         patience = max(PATIENCE, ROUNDS_OF_PATIENCE * (self.seconds or 0.0))
         return "running" if now - self.changed < patience else "silent"
+
+    @cached_property
+    def identities(self) -> frozenset[str]:
+        """By which the rows of papers' tables know their runs; found when a table asks, because it takes its time."""
+        return frozenset() if self.config is None else _identities(self.config)
 
     @property
     def seconds_left(self) -> float | None:
@@ -145,7 +151,7 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
         verdict=verdict_of(folder) if ended != "unfinished" else None,
         ended="" if ended == "unfinished" else ended,
         samples=_newest_samples(entry),
-        identities=_identities(config),
+        config=config,
     )
 
 
