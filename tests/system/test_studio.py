@@ -482,13 +482,13 @@ def test_a_run_is_begun_and_stopped_from_the_page(page: Chrome, tmp_path: Path) 
         assert not (root / "clicked").exists()
         one(page, "#confirm").click()
         try:
-            assert worker_of(root / "clicked") is not None
+            wait_for(lambda: worker_of(root / "clicked"))
             page.get(running.address)
             wait_for(lambda: "running" in said(page, "table.runs"))
             page.get(f"http://127.0.0.1:{running.port}/runs/{running.key('clicked')}")
             one(page, "button[data-deed=stop]").click()
             one(page, "#confirm").click()
-            assert worker_of(root / "clicked") is None
+            wait_for(lambda: worker_of(root / "clicked") is None)
         finally:
             if worker := worker_of(root / "clicked"):
                 os.kill(worker.process, signal.SIGKILL)
