@@ -43,10 +43,9 @@ def sweep(
 
     @contextmanager
     def observe(packed: Sequence[Trial]) -> Iterator[RoundProgress]:
-        if console.is_terminal:
-            numbers = ", ".join(str(1 + trials.index(trial)) for trial in packed)
-            names = ", ".join(trial.name for trial in packed)
-            console.print(f"[{numbers}/{len(trials)}] {names}", markup=False, style="bold")
+        numbers = ", ".join(str(1 + trials.index(trial)) for trial in packed)
+        names = ", ".join(trial.name for trial in packed)
+        console.print(f"[{numbers}/{len(trials)}] {names}", markup=False, style="bold", soft_wrap=True)
         with RoundProgress(console, runs=len(packed)) as progress:
             yield progress
 
