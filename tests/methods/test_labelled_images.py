@@ -70,8 +70,12 @@ def test_noise_makes_no_class_of_a_group_that_another_has() -> None:
         pytest.approx([0.6, 0.4, 0]),
         pytest.approx([0, 0, 1]),
     ]
-    # Without noise a single record is one.
+
+
+def test_without_noise_a_single_record_is_one() -> None:
     assert shares_of([[60, 40, 0], [0, 10, 90]], exact=True) == [[0.6, 0.4, 0], [0, 0.1, 0.9]]
+    least = 0.05 * 100 / 3  # as often as this a class is made that is rarer
+    assert shares_of([[60, 39, 1], [60, 0, 40]], exact=True)[0][2] == pytest.approx(least / (99 + least))
 
 
 def test_a_class_that_no_group_seems_to_have_is_rare_in_each() -> None:
