@@ -53,8 +53,10 @@ def test_a_group_has_the_classes_that_its_silos_counted(trained: Run) -> None:
     assert generator.label_shares_of("day").tolist() == [0.75, 0.25, 0.0]
     assert generator.label_shares_of("night").tolist() == [0.0, 0.75, 0.25]
     assert generator.label_shares.tolist() == [0.375, 0.5, 0.125]
-    drawn = generator.sample(200, group="night", seed=5)
-    assert LEFT not in nearest_class(drawn, 1).unique()
+    drawn = generator.labels(200, seed=5, shares=generator.label_shares_of("night"))
+    assert LEFT not in drawn
+    wanted = generator.sample(200, group="night", seed=5, labels=drawn)
+    assert torch.equal(generator.sample(200, group="night", seed=5), wanted)
 
 
 # Counts
