@@ -113,7 +113,16 @@ MODALITY = Modality(
     encode=encode,
     likelihoods=LIKELIHOODS,
     values="one number a column, as the schema means it",
-    metrics=("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "cost", "likelihood"),
+    metrics=(
+        "marginals",
+        "column-shapes",
+        "pair-trends",
+        "table-utility",
+        "closest-record",
+        "fidelity",
+        "cost",
+        "likelihood",
+    ),
     compares=False,
     with_schema=with_schema,
 )
