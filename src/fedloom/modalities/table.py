@@ -99,6 +99,7 @@ def with_schema(text: str) -> Modality:
         made_up=partial(made_up, schema=schema),
         decode=coding.decode,
         seen=coding.seen,
+        coordinates=coding.coordinates,
         drawing=FromMeans(coding.noise, coding.draw),
         likelihoods={"levels": lambda _: Levels(schema.sizes), **LIKELIHOODS},
     )

@@ -53,6 +53,13 @@ class ProductMixture(nn.Module):
         ]
         return torch.stack(found, dim=1)
 
+    @torch.no_grad()
+    def negative_log(self, levels: Tensor) -> Tensor:
+        """Of each record (n, levels), 1 for the levels that it has and 0 for others, in nats."""
+        parts = torch.split(self.decoder.levels.double(), self.sizes, dim=1)
+        chances = torch.cat([torch.log_softmax(part, dim=1) for part in parts], dim=1)
+        return -torch.logsumexp(levels.double() @ chances.T + torch.log_softmax(self.decoder.shares.double(), 0), dim=1)
+
 
 def own_column(sizes: Sequence[int]) -> Tensor:
     """(levels, levels): whether two levels are of the same column."""
