@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,16 @@ def test_it_is_charged_its_share_and_has_the_noise_that_it_states(tmp_path: Path
     assert deviation == pytest.approx(math.sqrt(2) * part.noise_multiplier, rel=0.1)
     spent = run.metrics()[-1]["privacy/epsilon/max"]
     assert 0.95 < spent <= 1.0
+
+
+def test_the_noise_for_subjects_is_stated_too(tmp_path: Path) -> None:
+    """Of two rows each: the noise is twice that of records, for both may count."""
+    whole = federation(REAL[:3000], REAL[3000:])
+    silos = tuple(replace(s, train=replace(s.train, subject=torch.arange(3000) // 2)) for s in whole.silos)
+    subjects = ("privacy.unit=subject", "method.rows=2", "privacy.trust=local")
+    memory = run_of(tmp_path / "run", replace(whole, silos=silos), *subjects).generator().server.memory
+    noise = memory["fidelity/counts"] - PAIRS.count(nn.Identity(), records(REAL))["counts"]
+    assert float(noise.std()) / PAIRS.of_one == pytest.approx(math.sqrt(float(memory[f"fidelity/{VARIANCE}"])), rel=0.1)
 
 
 def test_silos_that_share_noise_state_what_they_add_together(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedloom.sharing.plan import Tensors, payload_of_sums
 
 FIDELITY = "fidelity"  # the payload, and the metric that it is for
 COUNTS = f"{FIDELITY}/counts"  # in the server's memory: (groups, pairs of levels), added up over silos
-NOISE = f"{FIDELITY}/{VARIANCE}"  # of their noise, in squares of what one unit adds at most
+NOISE = f"{FIDELITY}/{VARIANCE}"  # of their noise, in squares of what one record adds
 SHARE = 0.05  # of the budget, unless ``privacy.shares`` says otherwise
 
 

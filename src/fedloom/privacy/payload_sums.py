@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 # Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is faster.
 ROWS, TRIED_ROWS = 16, 4
-VARIANCE = "variance"  # of the noise in what a silo sends, in squares of the bound on one unit
+VARIANCE = "variance"  # of the noise in counts that a silo sends, in squares of what one record adds
 UNLIKELY = 8.0  # standard normal noise is longer than sqrt(size) + t with a probability below exp(-t^2 / 2)
 
 
@@ -223,27 +223,27 @@ def noised(total: Tensors, query: Query, bound: float) -> Tensors:
 
 @dataclass(frozen=True)
 class WithVariance:
-    """A statistic that is sent with how noisy it is, which depends on no record and adds up over silos."""
+    """Counts that are sent with how noisy they are, which depends on no record and adds up over silos."""
 
-    statistic: Statistic
+    statistic: Tally
 
     @property
     def bound(self) -> float:
-        """That of the statistic."""
+        """That of the counts."""
         return self.statistic.bound
 
     @property
     def problem(self) -> str:
-        """That of the statistic."""
+        """That of the counts."""
         return self.statistic.problem
 
     def check(self, records: Records, model: nn.Module) -> None:
-        """What the statistic is checked for."""
+        """What the counts are checked for."""
         self.statistic.check(records, model)
 
     def value(self, query: Query) -> Tensors:
-        """What the statistic sends, and the variance of its noise."""
-        variance = 0.0 if query.noise is None else query.noise.multiplier**2
+        """The counts, and the variance of their noise."""
+        variance = 0.0 if query.noise is None else (query.noise.multiplier * self.statistic.rows) ** 2
         return {**self.statistic.value(query), VARIANCE: torch.tensor([variance])}
 
 
