@@ -81,7 +81,22 @@ class Adult:
         """The training rows at their owners."""
         tables = [self.train.take(torch.from_numpy(np.flatnonzero(owners == o))) for o in np.unique(owners)]
         silos = tuple(Silo(f"silo-{number}", table) for number, table in enumerate(tables))
-        return Federation("adult", silos, self.test, ("adult",))
+        return Federation("adult", silos, replace(self.test, kind=self.train.kind), ("adult",))
+
+    def finely(self) -> Adult:
+        """The same rows with bins of a year, an hour and 100 dollars, in place of those that somebody chose well."""
+        dollars = [0, 1, *range(100, 5_000, 100)]
+        edges = {
+            "age": range(17, 91),
+            "hours-per-week": range(1, 100),
+            "capital-gain": [*dollars, *range(5_000, 100_000, 1_000)],
+            "capital-loss": dollars,
+        }
+        tree = read_toml(FOLDER / "adult-schema.toml")
+        for name, places in edges.items():
+            tree["columns"][name] = {"kind": "integer", "edges": list(places)}
+        schema = replace(Schema.of(tree), ignored=LEFT_OUT)
+        return replace(self, train=replace(self.train, kind=modality_name(schema)))
 
     def owners(self, silos: int, skewed: bool) -> NDArray[np.int64]:
         """Whose each row is: anybody's, or by its education."""
@@ -176,6 +191,13 @@ def trials(adult: Adult, options: argparse.Namespace) -> list[Trial]:
     if "peers" in options.set:
         run = peer(adult, options.peer_python, options.peer, options.limit)
         found += [Trial(options.peer, epsilon, seed, run) for seed in seeds for epsilon in options.epsilons]
+    if "merged" in options.set:
+        for what, rows in (("well-chosen bins", adult), ("fine bins", adult.finely())):
+            for levels in (0, 16):
+                settings = ("rounds=2", f"method.levels={levels}") if levels else ()
+                run = ours(rows.federation(rows.owners(1, skewed=False)), *settings)
+                name = f"{what}, merged to {levels}" if levels else what
+                found += [Trial(name, 1.0, seed, run) for seed in seeds if levels or rows is not adult]
     for silos in (10, 100):
         federations = {kind: adult.federation(adult.owners(silos, kind == "skewed")) for kind in ("IID", "skewed")}
         if "silos" in options.set:
@@ -215,7 +237,7 @@ def main() -> None:
     """Run what is missing, one after the other, and keep each row as it comes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="adult.csv")
-    parser.add_argument("--set", nargs="+", choices=("curve", "silos", "alone", "peers"), default=["curve"])
+    parser.add_argument("--set", nargs="+", choices=("curve", "silos", "alone", "peers", "merged"), default=["curve"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--peer", choices=("mst", "aim"), default="mst")

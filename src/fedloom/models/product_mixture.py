@@ -28,20 +28,25 @@ class Mixture(nn.Module):
 
     shares: Tensor
     levels: Tensor
+    places: Tensor  # of levels that were merged: what each is merged to
+    within: Tensor  # and its share of that
 
-    def __init__(self, levels: int, components: int) -> None:
+    def __init__(self, levels: int, components: int, merged: int) -> None:
         super().__init__()
         self.register_buffer("shares", torch.zeros(components))
         self.register_buffer("levels", torch.zeros(components, levels))
+        if merged:
+            self.register_buffer("places", torch.zeros(merged, dtype=torch.int64))
+            self.register_buffer("within", torch.zeros(merged))
 
 
 class ProductMixture(nn.Module):
     """Block ``decoder``: the mixture of a schema's columns."""
 
-    def __init__(self, sizes: Sequence[int], components: int) -> None:
+    def __init__(self, sizes: Sequence[int], components: int, merged: int = 0) -> None:
         super().__init__()
         self.sizes = list(sizes)
-        self.decoder = Mixture(sum(sizes), components)
+        self.decoder = Mixture(sum(sizes), components, merged)
 
     def generate(self, component: Tensor, columns: Tensor) -> Tensor:
         """Codes (n, columns) from standard normal numbers: (n, 1) for the component and (n, columns)."""
