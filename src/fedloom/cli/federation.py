@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
+from fedloom.cli.running import stop_signals, tend_until_stopped
 from fedloom.errors import ConfigError
 
 app = typer.Typer(
@@ -20,7 +17,10 @@ app = typer.Typer(
     help="Run experiments across machines: a server, and silos that stay home.",
 )
 
-TICK = 2.0  # seconds between two looks at the processes
+Health = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="Answer /healthz and /metrics on this port of loopback.", show_default="nowhere"),
+]
 ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
 SiloDir = Annotated[Path, typer.Argument(metavar="DIR", help="The silo's folder.", show_default=False)]
 
@@ -130,17 +130,23 @@ def renew(folder: ServerDir) -> None:
 def serve(
     folder: ServerDir,
     proxy: Annotated[bool, typer.Option(help="Put nginx before the SuperLink, which listens on loopback.")] = True,
+    health: Health = None,
 ) -> None:
     """Run the server until Ctrl-C: SuperLink, proxy, and the register of who may join."""
     from fedloom.deployment.directories import ServerDirectory
+    from fedloom.deployment.operating import operated
     from fedloom.deployment.processes import require_flower
     from fedloom.deployment.serving import Serving
 
     require_flower()
     home = ServerDirectory.open(folder)
-    with _stop_signals(), Serving(home, say, proxy=proxy) as serving:
-        say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
-        _tend_until_stopped(serving.tend)
+    with (
+        stop_signals(),
+        operated(home, say, health) as operation,
+        Serving(home, operation.say, proxy=proxy) as serving,
+    ):
+        operation.say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
+        tend_until_stopped(serving.tend, operation.beat)
 
 
 @app.command("join")
@@ -152,17 +158,23 @@ def join(
     source: Annotated[
         str, typer.Option(help="How to read them: a data set's name.", show_default="npz, or images in a folder")
     ] = "",
+    health: Health = None,
 ) -> None:
     """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
     from fedloom.deployment.directories import SiloDirectory
     from fedloom.deployment.joining import Joining
+    from fedloom.deployment.operating import operated
     from fedloom.deployment.processes import require_flower
 
     require_flower()
     home = SiloDirectory.open(folder)
-    with _stop_signals(), Joining(home, data, say, source=source) as joining:
-        say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
-        _tend_until_stopped(joining.tend)
+    with (
+        stop_signals(),
+        operated(home, say, health) as operation,
+        Joining(home, data, operation.say, source=source) as joining,
+    ):
+        operation.say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
+        tend_until_stopped(joining.tend, operation.beat)
 
 
 @app.command("statement")
@@ -232,7 +244,7 @@ def status(
             f"silo '{of_silo['silo']}' of '{of_silo['federation']}': "
             + ("joined" if of_silo["joined"] else "not joined")
         )
-        for line in of_silo["refused"]:
+        for line in [*of_silo["refused"], *of_silo["warnings"]]:
             say(line)
         return
     found = server_status(ServerDirectory.open(folder))
@@ -246,6 +258,8 @@ def status(
     show(rows)
     for run in found["runs"]:
         say(f"{run['folder']}: {run['state']}")
+    for warning in found["warnings"]:
+        say(warning)
 
 
 @app.command("demo")
@@ -261,7 +275,7 @@ def demo(
 
     require_flower()
     config = load_config("demo", [f"rounds={rounds}", f"data.silos={silos}", "participation.rate=1.0"])
-    with _stop_signals():
+    with stop_signals():
         run = demonstrate(out, config, say)
     say_facts(
         {
@@ -270,30 +284,6 @@ def demo(
             "next": f"fedloom inspect {run}",
         }
     )
-
-
-def _tend_until_stopped(tend: Callable[[], None]) -> None:
-    try:
-        while True:
-            tend()
-            time.sleep(TICK)
-    except KeyboardInterrupt:
-        say("stopping")
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """A service manager's signal stops in the same order as Ctrl-C, from before the first process is started."""
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is not to be stopped half-way
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _epsilon(epsilon: float, delta: float) -> str:

@@ -19,6 +19,7 @@ from fedloom.deployment.keys import (
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
 from fedloom.settings import at_least, parse, read_toml
@@ -131,6 +132,7 @@ class ServerDirectory:
         silo, line = read_public_key(key)
         if silo not in self.charter.silos:
             raise ConfigError(f"{key}: " + unknown("silo", silo, self.charter.silos))
+        Trail(self.path / AUDIT).note("admitted", {"silo": silo, "key": fingerprint(line)})
         write_atomically(self.admitted / f"{silo}.pub", line + b"\n")
         return silo, fingerprint(line)
 

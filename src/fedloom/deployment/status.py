@@ -6,6 +6,7 @@ from typing import Any
 
 from fedloom.deployment.control import TAKEN_BACK, Control
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
+from fedloom.deployment.expiry import warnings_of
 from fedloom.deployment.link import REFUSED
 from fedloom.deployment.processes import is_locked
 from fedloom.deployment.submissions import Submission
@@ -29,6 +30,7 @@ def server_status(home: ServerDirectory) -> dict[str, Any]:
         "served": served,
         "silos": silos,
         "runs": [_run(home, path.stem) for path in _newest(home)],
+        "warnings": warnings_of(home.path),
     }
 
 
@@ -44,6 +46,7 @@ def silo_status(home: SiloDirectory) -> dict[str, Any]:
         "federation": home.invitation.charter.name,
         "joined": is_locked(home.lock),
         "refused": sorted(lines)[-REFUSALS:],
+        "warnings": warnings_of(home.path),
     }
 
 
