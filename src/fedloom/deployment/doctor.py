@@ -132,18 +132,19 @@ def _audit(patient: Patient) -> Iterator[Said]:
     yield "ok", f"whole up to line {number}, of hash {head[:16]}", ""
 
 
-def _versions(_patient: Patient) -> Iterator[Said]:
-    """fedloom's own requirements, those of its extra for federations among them."""
+def _versions(patient: Patient) -> Iterator[Said]:
+    """fedloom's own requirements, those of the federation's wire among them."""
     asked = [Requirement(each) for each in metadata.requires("fedloom") or []]
-    wanted = [each for each in asked if not each.marker or each.marker.evaluate({"extra": "flower"})]
+    extras, remedy = (patient.charter.wire, "operations"), f"pip install 'fedloom[{patient.charter.wire}]'"
+    wanted = [each for each in asked if not each.marker or any(each.marker.evaluate({"extra": e}) for e in extras)]
     for each in wanted:
         try:
             there = metadata.version(each.name)
         except metadata.PackageNotFoundError:
-            yield "fail", f"the package {each.name} is missing", "pip install 'fedloom[flower]'"
+            yield "fail", f"the package {each.name} is missing", remedy
             continue
         if not each.specifier.contains(there, prereleases=True):
-            yield "fail", f"{each.name} is {there}, and {each} is needed", "pip install 'fedloom[flower]'"
+            yield "fail", f"{each.name} is {there}, and {each} is needed", remedy
     yield "ok", f"fedloom {fedloom.__version__}; it must be the same on every machine of the federation", ""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.expiry import warnings_of
+from fedloom.deployment.processes import Child
 from fedloom.deployment.vitals import Home, Pulse, Vitals, checks_of
 from fedloom.operations.health import Check, watched
 from fedloom.operations.logs import logged
@@ -33,9 +35,9 @@ class Operation:
         self.speak(text)
         log.info("%s", text)
 
-    def watch(self, checks: Mapping[str, Check]) -> None:
-        """Let ``/healthz`` look at more."""
-        self.checks.update(checks)
+    def watch(self, children: Sequence[Child]) -> None:
+        """Let ``/healthz`` look at processes, too."""
+        self.checks["processes"] = partial(_dead, children)
 
     def beat(self) -> None:
         """The loop went round; once a day it says which certificates end soon."""
@@ -45,6 +47,11 @@ class Operation:
             for warning in warnings_of(self.home.path):
                 self.speak(warning)
                 log.warning("%s", warning, extra={"event": "expiry"})
+
+
+def _dead(children: Sequence[Child]) -> str:
+    gone = [child.name for child in children if child.process is None or child.process.poll() is not None]
+    return f"not running, and started again soon: {', '.join(gone)}" if gone else ""
 
 
 @contextmanager

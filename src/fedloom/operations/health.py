@@ -19,7 +19,7 @@ try:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
-    raise MissingExtraError(f"metrics need the package '{error.name}'; pip install 'fedloom[flower]'") from error
+    raise MissingExtraError(f"metrics need the package '{error.name}'; pip install 'fedloom[direct]'") from error
 
 LOOPBACK = "127.0.0.1"
 Check = Callable[[], str]  # what is wrong; empty: nothing
