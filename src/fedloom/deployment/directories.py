@@ -163,10 +163,12 @@ class ServerDirectory:
         for path in (self.admitted / f"{silo}.pub", self.certificate(silo), self.pending / f"{silo}.pub"):
             path.unlink(missing_ok=True)
         self.invitation(silo).unlink(missing_ok=True)
+        Trail(self.path / AUDIT).note("taken back", {"silo": silo})
 
     def renew(self) -> datetime:
         """New certificates of the server and of all admitted silos, which fetch theirs; returns when they expire."""
         ends = make_server_certificate(self.keys, self.charter.host)
+        Trail(self.path / AUDIT).note("renewed", {"until": f"{ends:%Y-%m-%d}"})
         if self.charter.wire == "direct":
             for silo, line in self.keys_admitted().items():
                 write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))

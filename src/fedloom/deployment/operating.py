@@ -15,6 +15,7 @@ from fedloom.deployment.processes import Child
 from fedloom.deployment.vitals import Home, Pulse, Vitals, checks_of
 from fedloom.operations.health import Check, watched
 from fedloom.operations.logs import logged
+from fedloom.operations.relay import Relay
 
 log = logging.getLogger("fedloom.federation")
 DAY = 24 * 3600.0
@@ -28,6 +29,7 @@ class Operation:
     speak: Callable[[str], None]
     checks: dict[str, Check]
     pulse: Pulse
+    relays: dict[str, tuple[Relay, Child]] = field(default_factory=dict)
     _warned: float = field(default=-DAY)
 
     def say(self, text: str) -> None:
@@ -36,12 +38,16 @@ class Operation:
         log.info("%s", text)
 
     def watch(self, children: Sequence[Child]) -> None:
-        """Let ``/healthz`` look at processes, too."""
+        """Let ``/healthz`` look at processes, too, and the log hear what they say."""
         self.checks["processes"] = partial(_dead, children)
+        self.relays = {child.name: (Relay(child.name, child.log, child.heard), child) for child in children}
 
     def beat(self) -> None:
         """The loop went round; once a day it says which certificates end soon."""
         self.pulse.beat()
+        for relay, child in self.relays.values():
+            if relay.pass_on():
+                child.heard = 0
         if time.monotonic() - self._warned >= DAY:
             self._warned = time.monotonic()
             for warning in warnings_of(self.home.path):

@@ -1,7 +1,7 @@
 """The audit log: what was asked, approved, refused, paid and sent, in lines that each hold a hash of the one before.
 
-A line is on disk before what it tells of goes on. None can be changed, dropped or put between others unseen; that the
-last ones were cut off, or that all was written anew, shows beside a number and hash that were noted elsewhere.
+At a silo a line is on disk before what it tells of goes on. None can be changed, dropped or put between others unseen;
+that the last ones were cut off, or that all was written anew, shows beside a number and hash that were noted elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedloom.runs.files import explained
 
 AUDIT = "audit.jsonl"  # its name in a folder
 FIRST = "0" * 64  # what the first line holds in place of a hash
-LONGEST = 60_000  # characters of a line
+SHORT, LONGEST = 4_000, 60_000  # characters of most lines, and of any
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Deed = Literal[
@@ -32,11 +32,12 @@ Deed = Literal[
     "paid",
     "sent",
     "failed",
+    "handed in",
+    "answered",
+    "rejected",
     "admitted",
     "taken back",
     "renewed",
-    "answered",
-    "rejected",
     "restored",
     "confirmed",
 ]
@@ -71,8 +72,8 @@ class Trail:
 
     path: Path
 
-    def note(self, event: Deed, facts: Mapping[str, Any] = NOTHING) -> Entry:
-        """Add a line, durably."""
+    def note(self, event: Deed, facts: Mapping[str, Any] = NOTHING, *, durable: bool = True) -> Entry:
+        """Add a line, which no kill takes back, and if it is durable no power cut either."""
         with explained(self.path), open(self.path, "ab+", opener=_for_its_owner) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             last = self._last(file)
@@ -83,7 +84,8 @@ class Trail:
                 raise TrailError(f"{self.path}: a line of {len(line)} characters is too long for an audit log")
             file.write(line + b"\n")
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         return _entry(json.loads(line))
 
     def entries(self) -> Iterator[Entry]:
@@ -119,9 +121,11 @@ class Trail:
     def _last(self, file: IO[bytes]) -> Entry | None:
         """The last whole line; what a kill left of another one behind it is dropped."""
         end = file.seek(0, os.SEEK_END)
-        start = max(0, end - 2 * LONGEST)
-        file.seek(start)
-        whole, newline, torn = file.read().rpartition(b"\n")
+        for reach in (SHORT, 2 * LONGEST):
+            file.seek(max(0, end - reach))
+            whole, newline, torn = file.read().rpartition(b"\n")
+            if b"\n" in whole:
+                break
         if torn:
             file.truncate(end - len(torn))
         if not newline:
