@@ -133,6 +133,7 @@ def test_a_loop_beats_and_the_log_has_beginning_and_end(silo: SiloDirectory) -> 
         operation.pulse.last -= 100
         operation.beat()
         assert operation.pulse.problem() == ""
+        assert problems(operation.checks) == {"processes": "not started yet"}
         operation.watch([Child("hub", ["true"], silo.logs / "hub.log", {})])
         assert problems(operation.checks) == {"processes": "not running, and started again soon: hub"}
     rows = [json.loads(line) for line in (silo.logs / LOG).read_text().splitlines()]

@@ -11,6 +11,7 @@ from cryptography import x509
 from fedloom.errors import ConfigError
 
 SOON = timedelta(days=30)
+PLACES = (".", "keys", "admitted", "post")  # where certificates lie in a folder
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,17 @@ class Expiry:
         """Who does what."""
         if self.path.name == "ca.crt":
             return "it is the federation's authority: the coordinator founds a new federation"
-        if self.path.name == "server.crt":
+        if self.path.parent.name in ("keys", "admitted"):
             return f"the coordinator runs 'fedloom federation renew {self.path.parent.parent}'"
-        return "ask the coordinator to renew it"
+        if self.left() < timedelta():
+            return "ask the coordinator for another invitation, and join with that"
+        return "the coordinator runs 'fedloom federation renew', and this silo fetches the new one by itself"
 
 
 def expiries(folder: Path) -> list[Expiry]:
     """Of all certificates of a server's or a silo's folder, the next to end first."""
     found = []
-    for path in sorted([*folder.glob("*.crt"), *(folder / "keys").glob("*.crt")]):
+    for path in sorted(path for place in PLACES for path in (folder / place).glob("*.crt")):
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
         except (OSError, ValueError) as error:

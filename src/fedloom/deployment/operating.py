@@ -64,7 +64,8 @@ def _dead(children: Sequence[Child]) -> str:
 def operated(home: Home, speak: Callable[[str], None], port: int | None) -> Iterator[Operation]:
     """With a log from the first to the last word, and health and metrics where a port is given."""
     pulse = Pulse()
-    operation = Operation(home, speak, checks_of(home, pulse), pulse)
+    checks = checks_of(home, pulse) | {"processes": lambda: "not started yet"}
+    operation = Operation(home, speak, checks, pulse)
     with ExitStack() as stack:
         stack.enter_context(logged(home.logs, home.name if isinstance(home, SiloDirectory) else ""))
         log.info("started", extra={"event": "started"})
