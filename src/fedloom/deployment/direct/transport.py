@@ -78,5 +78,8 @@ def open_channel(address: str, authority: bytes, key: bytes, certificate: bytes,
 
 
 def call(channel: grpc.Channel, name: str, requests: Iterator[bytes], timeout: float | None = None) -> Any:
-    """What comes back of a call, message by message; it can be cancelled."""
-    return channel.stream_stream(f"/{SERVICE}/{name}")(requests, timeout=timeout)
+    """What comes back of a call, message by message."""
+    try:
+        return channel.stream_stream(f"/{SERVICE}/{name}")(requests, timeout=timeout)
+    except ValueError as error:  # whoever attends has closed it, and opens another
+        raise ConnectionError("the channel is closed") from error
