@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli.federation import ServerDir, SiloDir
-from fedloom.cli.federation import app as app
+from fedloom.cli.federation import ServerDir, SiloDir, app
 from fedloom.cli.output import say, say_facts
 from fedloom.errors import ConfigError
 
