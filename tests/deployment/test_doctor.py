@@ -210,6 +210,7 @@ def test_a_clock_that_was_put_back_shows(patient: Patient, monkeypatch: pytest.M
 def test_what_nobody_could_look_at_is_a_warning(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "bubblewrap", lambda: "")
     monkeypatch.setattr(doctor, "CONTAINER", ())
+    monkeypatch.delenv("container", raising=False)
     monkeypatch.setattr(doctor, "_output", lambda *_: "no")
     monkeypatch.setattr(doctor, "ROOM", 2**70)
     found = lines(Patient(patient.home))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,19 +92,19 @@ def test_what_is_no_line_is_said_to_be_none(trail: Trail, line: bytes) -> None:
         trail.head()
 
 
-def write(path: Path) -> None:
-    for _ in range(20):
-        Trail(path).note("asked", {"from": 0})
+WRITER = """
+import sys
+from pathlib import Path
+from fedloom.operations.trail import Trail
+for _ in range(20):
+    Trail(Path(sys.argv[1])).note("asked", {"from": 0})
+"""
 
 
 def test_processes_that_write_at_once_leave_one_chain(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write, args=(path,)) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) for _ in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert Trail(path).head()[0] == 60
 
 

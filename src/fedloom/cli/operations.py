@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.output import Json, plural, say, say_facts, show, show_json, table
+from fedloom.cli.output import Json, more, plural, say, say_facts, show, show_json, table
 from fedloom.errors import ConfigError
 
 AnyDir = Annotated[Path, typer.Argument(metavar="DIR", help="A federation's folder, or a silo's.", show_default=False)]
@@ -147,9 +147,6 @@ def confirm(
 
 def add_to(app: typer.Typer) -> None:
     """Beside the other commands of a federation."""
-    app.command("doctor")(doctor)
-    app.command("audit")(audit_log)
-    app.command("backup")(backup)
-    app.command("restore")(restore)
-    app.command("account")(account)
-    app.command("confirm")(confirm)
+    commands = {"doctor": doctor, "audit": audit_log, "backup": backup, "restore": restore}
+    for name, command in {**commands, "account": account, "confirm": confirm}.items():
+        app.command(name, epilog=more("how-to/operate.md"))(command)
