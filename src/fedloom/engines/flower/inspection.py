@@ -21,6 +21,7 @@ from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
 ROUNDING = 1e-6  # of sums that are sent in single precision
+PIECE = 2**18  # values whose norm is taken at once
 ENOUGH = 3  # updates of a block, below which nobody can say whose norm is the odd one
 
 
@@ -167,8 +168,14 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
 
 
 def _norm(tensors: Tensors, origin: Mapping[str, torch.Tensor]) -> float:
+    """In double precision, piece by piece: a whole model is nowhere copied for it."""
     norms = []
     for name, tensor in tensors.items():
-        move = tensor.double() - origin[name].double() if name in origin else tensor.double()
-        norms.append(float(torch.linalg.vector_norm(move)))
+        if name not in origin:
+            norms.append(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)))
+            continue
+        pieces = (torch.split(each.flatten(), PIECE) for each in (origin[name], tensor))
+        norms += [
+            float(torch.linalg.vector_norm(new.double() - old.double())) for old, new in zip(*pieces, strict=True)
+        ]
     return math.hypot(*norms)
