@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -83,7 +83,7 @@ def folder_appearing(folder: Path, *, replaces: bool = False, mode: int = 0o777)
 
 
 def write_folder_atomically(
-    folder: Path, files: Mapping[str, bytes | Sequence[bytes]], links: Mapping[str, Path] = NO_LINKS, mode: int = 0o777
+    folder: Path, files: Mapping[str, bytes | list[bytes]], links: Mapping[str, Path] = NO_LINKS, mode: int = 0o777
 ) -> None:
     """A whole folder appears at once, of bytes or pieces of them; it shares ``links``, which are on disk, by name."""
     with folder_appearing(folder, replaces=True, mode=mode) as temporary:

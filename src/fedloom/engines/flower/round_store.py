@@ -59,7 +59,7 @@ class RoundStore:
 
     def put(self, round: int, entry: KeptRound, state: SiloState, update: Frame) -> None:
         """Keep a round; what lies here of later ones belongs to a past that the server has left."""
-        files = {
+        files: dict[str, bytes | list[bytes]] = {
             "state.safetensors": packed(state.tensors),
             "update.frame": update.pieces(),
             "index.json": json.dumps(asdict(entry)).encode(),
