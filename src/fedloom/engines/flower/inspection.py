@@ -21,6 +21,7 @@ from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
 ROUNDING = 1e-6  # of sums that are sent in single precision
+SPARE = 2**20  # bytes
 PIECE = 2**18  # values whose norm is taken at once
 ENOUGH = 3  # updates of a block, below which nobody can say whose norm is the odd one
 
@@ -52,6 +53,14 @@ class Inspection:
             site = site_of(self.trainer.federation, silo)
             self._declared[silo] = self.method.plan.split(some_model(self.method, site).state_dict(), site)
         return self._declared[silo]
+
+    def most(self, silo: int) -> int:
+        """Bytes that an update of a silo may have: what is declared, and as much again for names and forms."""
+        plan = self.method.plan
+        blocks = (tensors for key, tensors in self.declared(silo).items() if plan.blocks[key.block].up)
+        size = sum(tensor.nbytes for tensors in blocks for tensor in tensors.values())
+        size += sum(4 * math.prod(shape) for payload in plan.payloads for shape in payload.shapes.values())
+        return 2 * size + SPARE
 
     def passed(
         self, silo: int, update: Update, due: Collection[str], known: Mapping[BlockKey, Tensors], sha256: str
