@@ -159,7 +159,8 @@ class Place:
         plan = silo.home.path / "damages.json"  # where a worker may write
         plan.write_text(json.dumps(damages))
         honest = silo.worker.environment
-        silo.worker.environment = {**honest, "PYTHONPATH": str(DISHONEST), "DAMAGES": str(plan)}
+        first = os.pathsep.join((str(DISHONEST), honest.get("PYTHONPATH", "")))
+        silo.worker.environment = {**honest, "PYTHONPATH": first, "DAMAGES": str(plan)}
         try:
             self.start_again(silo)
             yield

@@ -125,9 +125,9 @@ def test_a_call_of_one_who_may_not_is_not_read(rig: DirectRig, tmp_path: Path) -
             asked.append(1)
             yield bytes(2**19)
 
-    with open_channel(rig.server.charter.address, rig.server.authority.encode(), key, certificate) as channel:
-        with pytest.raises(grpc.RpcError) as error:
-            list(call(channel, SEND, body(), 20.0))
+    address, authority = rig.server.charter.address, rig.server.authority.encode()
+    with open_channel(address, authority, key, certificate) as channel, pytest.raises(grpc.RpcError) as error:
+        list(call(channel, SEND, body(), 20.0))
     assert error.value.code() is CODES.PERMISSION_DENIED
     assert len(asked) < 100  # what fits between the two ends
 
@@ -355,7 +355,7 @@ def test_a_server_that_lies_in_an_order_is_told_nothing_and_changes_nothing(rig:
 
 def test_a_server_that_sends_other_bytes_than_it_named_gets_an_error(rig: DirectRig) -> None:
     """Too many of them, or others: neither reaches the worker, and nothing of them stays."""
-    over, offers = threading.Event(), list[Letter]()
+    over, offers, worked = threading.Event(), list[Letter](), list[Frame]()
 
     def attend(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield notice(GOOD)
@@ -375,7 +375,6 @@ def test_a_server_that_sends_other_bytes_than_it_named_gets_an_error(rig: Direct
     for fetching, sentence in ((fetch, "is not what its digest says"), (endless, "longer than it was said to be")):
         over.clear()
         offers.clear()
-        worked: list[Frame] = []
         attendant = rig.attendant(SILO)
         with Liar(rig, {ATTEND: attend, FETCH: fetching, OFFER: offer}):
             rig.start(attendant, lambda frame: (worked.append(frame), frame)[1])

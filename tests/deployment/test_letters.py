@@ -1,4 +1,4 @@
-"""What crosses the wire is read with suspicion: any bytes are one letter within its bounds, or a sentence, and no more."""
+"""What crosses the wire is read with suspicion: any bytes are one letter within its bounds, or a sentence."""
 
 from __future__ import annotations
 

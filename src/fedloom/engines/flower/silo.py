@@ -194,32 +194,32 @@ class SiloService:
         )
         results: list[Result] = []
 
-        def make() -> bytes:
+        def make() -> Frame:
             # All that looks at records is sealed: one that cannot be computed counts for nothing. What may still fail
             # here is a function of the task, of public numbers and of sums that already have their noise, as are the
             # weights that it leaves; so it fails as it is, and says nothing of a record by that.
             results.append(prepared.trainer.train(work))
-            return update_frame(results[0].update).to_bytes()
+            return update_frame(results[0].update)
 
-        def store(update: bytes) -> None:
-            entry = self._entry(task, order, results[0], Frame.of_bytes(update).sha256)
+        def store(update: Frame) -> None:
+            entry = self._entry(task, order, results[0], update.sha256)
             round_store.put(number, entry, results[0].state, update)
             round_store.clear(order.settled)
 
         with self._pacemaker.kept(came, prepared.grant.pace if prepared.privacy else 0.0):
             released = self._released(prepared, order, task, round_store.update(number, task), make, store)
             self._report(folder, order, round_store.entry(number))
-        return Frame.of_bytes(released)
+        return released
 
     def _released(
         self,
         prepared: Prepared,
         order: Order,
         task: str,
-        stored: bytes | None,
-        make: Callable[[], bytes],
-        store: Callable[[bytes], None],
-    ) -> bytes:
+        stored: Frame | None,
+        make: Callable[[], Frame],
+        store: Callable[[Frame], None],
+    ) -> Frame:
         """The update: what was sent for this very task before, else a new one, paid for before it is made."""
         number = order.context.round
         if prepared.privacy is None:
@@ -230,18 +230,19 @@ class SiloService:
         refuse_held(self._home)
         ledger = self.ledger(grant)
         try:
-            return ledger.released(
+            sent = ledger.released(
                 order.run,
                 self._silo.name,
                 number,
                 events,
                 content=task if grant.repeatable else None,
-                stored=stored,
-                make=make,
-                store=store,
+                stored=stored.to_bytes() if stored else None,
+                make=lambda: make().to_bytes(),
+                store=lambda update: store(Frame.of_bytes(update)),
             )
         finally:
             ledger.close()
+        return Frame.of_bytes(sent)
 
     def ledger(self, grant: Grant) -> Ledger:
         """The ledger of the silo's records, with the audit log beside it."""
