@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli import app
 from fedloom.deployment.backup import back_up, restore
 from fedloom.deployment.demo import settle
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
@@ -239,13 +242,15 @@ def test_an_account_needs_every_run_that_was_handed_in(street: Street) -> None:
 
 
 def test_an_older_ledger_beside_its_audit_log_pays_nothing(street: Street) -> None:
-    """Somebody puts an old copy back by hand, and the registry is gone, too."""
+    """Somebody puts old copies back by hand, of the registry, too."""
     ledger = street.silo.path / "ledger.sqlite"
     street.ask(1)
     shutil.copyfile(ledger, street.path / "old")
+    shutil.copytree(registry_folder(), street.path / "old registry")
     street.ask(2)
     shutil.copyfile(street.path / "old", ledger)
     shutil.rmtree(registry_folder())
+    shutil.copytree(street.path / "old registry", registry_folder())
     old = street.rows()
     assert street.ask(3) == "refused"
     assert street.rows() == old == [(1, 0)]
@@ -300,3 +305,48 @@ def test_a_hold_is_not_carried_into_a_backup_and_out_again(street: Street) -> No
     restore(street.path / "second", street.silo.path)
     with pytest.raises(FedloomError, match="answers for silo"):
         confirm(street.silo, street.service, first)
+
+
+def said(*words: object, code: int = 0) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, ["federation", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_commands_lead_from_a_backup_to_a_silo_that_pays(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(street.path)
+    silo, name = street.silo.path, street.silo.name
+    assert street.ask(1) == "update"
+    said("backup", silo, "backup")
+    assert street.ask(2) == "update"
+    noted = said("audit", silo).split()[-1]
+    assert "none changed" in said("audit", silo, "--since", noted, "--last", "3")
+    kept = street.path / "kept.jsonl"
+    shutil.copyfile(silo / AUDIT, kept)
+    shutil.rmtree(silo)
+    shutil.rmtree(registry_folder())
+    printed = said("restore", "backup", silo)
+    ticket = re.search(r"^ticket +(\w+)$", printed, re.MULTILINE)[1]  # type: ignore[index]
+    assert f"fedloom federation account DIR {name} {ticket}" in printed
+    assert "has no line" in said("audit", silo, "--since", noted, code=2)
+    assert "nothing is paid before" in said("doctor", silo, code=2)
+    assert "restored from a backup" in said("status", silo)
+    said("account", street.server.path, name, ticket)
+    confirmed = said("confirm", silo, f"{name}.account.json", "--data", street.data, "--audit", kept)
+    assert "from the audit log  1 charge" in confirmed
+    assert street.ask(3) == "update"
+    assert street.rows() == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_mistakes_around_backups_are_one_sentence(street: Street, tmp_path: Path) -> None:
+    for words, sentence in (
+        (("backup", tmp_path / "nowhere", "b"), "is not a federation's folder"),
+        (("restore", street.data, tmp_path / "new"), "is no backup that can be read"),
+        (("account", street.server.path, "west", "0"), "unknown silo 'west'"),
+        (("confirm", street.silo.path, street.data, "--data", street.data), "was not restored, or was confirmed"),
+        (("audit", street.silo.path), "nothing was asked yet"),
+        (("audit", street.server.path, "--since", "7"), "must be NUMBER:HASH"),
+    ):
+        assert sentence in " ".join(said(*words, code=2).split())
+    assert not (tmp_path / "new").exists()

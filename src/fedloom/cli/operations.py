@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -147,6 +148,13 @@ def confirm(
 
 def add_to(app: typer.Typer) -> None:
     """Beside the other commands of a federation."""
-    commands = {"doctor": doctor, "audit": audit_log, "backup": backup, "restore": restore}
-    for name, command in {**commands, "account": account, "confirm": confirm}.items():
+    commands: dict[str, Callable[..., None]] = {
+        "doctor": doctor,
+        "audit": audit_log,
+        "backup": backup,
+        "restore": restore,
+        "account": account,
+        "confirm": confirm,
+    }
+    for name, command in commands.items():
         app.command(name, epilog=more("how-to/operate.md"))(command)
