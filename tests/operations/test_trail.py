@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -112,3 +113,13 @@ def test_a_line_is_on_one_line_whatever_it_tells_of(trail: Trail) -> None:
     trail.note("refused", {"reason": "a\nb\u2028c"})
     assert json.loads(lines(trail)[3])["facts"]["reason"] == "a\nb\u2028c"
     assert trail.head()[0] == 4
+
+
+def test_what_is_durable_takes_all_before_it_to_the_disk(trail: Trail, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one file, so that a silo that notes three lines waits for the disk once."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    trail.note("asked", durable=False)
+    assert synced == []
+    trail.note("sent")
+    assert synced == [trail.path.stat().st_size]

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -133,7 +134,7 @@ def _unpacked(file: Path, folder: Path) -> Manifest:
     try:
         with tarfile.open(file) as archive:
             archive.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"{file} is no backup that can be read: {error}") from error
     manifest = Manifest.read(folder / MANIFEST)
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {MANIFEST}

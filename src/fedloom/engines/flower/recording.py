@@ -21,7 +21,7 @@ def recorded(trail: Trail, frame: Frame, answer: Callable[[Frame], Frame]) -> Fr
     """An answer that its audit log tells of; without the lines nothing is done, and nothing leaves."""
     asked = asked_in(frame)
     try:
-        trail.note("asked", asked)
+        trail.note("asked", asked, durable=False)  # until the next line that is: nothing leaves before
         reply = answer(frame)
         if ending := ENDINGS.get(reply.kind):
             trail.note(ending, asked | {"reason": str(reply.header.get("reason", ""))[:LENGTH]})

@@ -175,7 +175,7 @@ class SiloService:
             order = Order.of(frame)
         prepared = self.ready(order.config)
         self._check_draw(order)
-        self._trail.note("approved", asked_in(frame))
+        self._trail.note("approved", asked_in(frame), durable=False)
         with refused():
             plan, site = prepared.trainer.method.plan, site_of(self._federation, self._index)
             received = received_in(frame, plan, site, prepared.expected)
