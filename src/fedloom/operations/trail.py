@@ -1,8 +1,8 @@
 """The audit log: what was asked, approved, refused, paid and sent, in lines that each hold a hash of the one before.
 
 At a silo all lines are on disk before anything leaves, and a payment before what it pays for is made. None can be
-changed, dropped or put between others unseen; that the last ones were cut off, or that all was written anew, shows beside
-a number and hash that were noted elsewhere.
+changed, dropped or put between others unseen; that the last ones were cut off, or that all was written anew, shows
+beside a number and hash that were noted elsewhere.
 """
 
 from __future__ import annotations
