@@ -1,4 +1,4 @@
-"""A soak: many silos, many rounds, and kills at random of whatever runs; nothing may be lost, nothing paid twice unseen.
+"""A soak: many silos, many rounds, and kills at random of whatever runs; nothing may be lost or sent unpaid.
 
     python benchmarks/soak.py --silos 50 --rounds 30 --kills 60 --name soak-cpu
 
@@ -125,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, over, killed = Path(temporary), threading.Event(), list[Counter[str]]()
         place = settle(folder, federation, policy, RULES)
-        with running(place, lambda said: None, apart=False) as (serving, joined):
+        with running(place, lambda _: None, apart=False) as (serving, joined):
             while not all_there(place):
                 time.sleep(1.0)
             killer = threading.Thread(
