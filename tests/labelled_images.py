@@ -55,6 +55,7 @@ def picture_config(method: str, *overrides: str) -> Config:
         "model.latent=2",
         "local.batch_size=20",
         "evaluation.metrics=[]",
+        "evaluation.samples=20",
         "engine.name=reference",
         "engine.workers=1",
         "engine.threads=1",

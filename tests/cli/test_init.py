@@ -16,7 +16,7 @@ from fedloom.cli.beginning import FiveAnswers, FoundData, FoundKind, Place, base
 from fedloom.config import load_config
 from fedloom.presets import preset_names
 
-FEW = ("rounds=1", "local.steps=1", "evaluation.metrics=[]")
+FEW = ("rounds=1", "local.steps=1", "local.warmup=0", "evaluation.metrics=[]")
 
 
 def pictures(folder: Path) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedloom.config import EvaluationConfig
 from fedloom.errors import FedloomWarning
+from fedloom.evaluation import downstream
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.metric import METRICS, metric_title
 from fedloom.experiment import Run, train
@@ -61,9 +63,15 @@ def test_a_class_that_samples_confuse_is_the_worst(run: Run) -> None:
     assert found["downstream/synthetic-worst-class/n120"] == 0.0
 
 
-def test_the_same_run_gives_the_same_numbers(run: Run) -> None:
-    first, second = (METRICS["downstream"].measure(evaluated(run)) for _ in range(2))
-    assert first == second
+def test_networks_of_runs_differ_by_what_they_learn_from_alone(run: Run, tmp_path: Path) -> None:
+    """Runs of different seeds, and the same training records."""
+    other = train(picture_config("class_vae", "seed=9"), tmp_path / "run", picture_federation())
+    learned = []
+    for each in (evaluated(run), evaluated(other)):
+        training = downstream._training(each)
+        assert training is not None
+        learned.append(downstream._learned(each, training).probabilities(picture_federation().test.x))
+    assert torch.equal(*learned)
 
 
 def test_where_records_stay_with_silos_samples_are_measured_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,10 @@ def test_a_group_has_the_classes_that_its_silos_counted(trained: Run) -> None:
     assert generator.label_shares_of("day").tolist() == [0.75, 0.25, 0.0]
     assert generator.label_shares_of("night").tolist() == [0.0, 0.75, 0.25]
     assert generator.label_shares.tolist() == [0.375, 0.5, 0.125]
-    drawn = generator.sample(200, group="night", seed=5)
-    assert LEFT not in nearest_class(drawn, 1).unique()
+    drawn = generator.labels(200, seed=5, shares=generator.label_shares_of("night"))
+    assert LEFT not in drawn
+    wanted = generator.sample(200, group="night", seed=5, labels=drawn)
+    assert torch.equal(generator.sample(200, group="night", seed=5), wanted)
 
 
 # Counts
@@ -70,8 +72,12 @@ def test_noise_makes_no_class_of_a_group_that_another_has() -> None:
         pytest.approx([0.6, 0.4, 0]),
         pytest.approx([0, 0, 1]),
     ]
-    # Without noise a single record is one.
+
+
+def test_without_noise_a_single_record_is_one() -> None:
     assert shares_of([[60, 40, 0], [0, 10, 90]], exact=True) == [[0.6, 0.4, 0], [0, 0.1, 0.9]]
+    least = 0.05 * 100 / 3  # as often as this a class is made that is rarer
+    assert shares_of([[60, 39, 1], [60, 0, 40]], exact=True)[0][2] == pytest.approx(least / (99 + least))
 
 
 def test_a_class_that_no_group_seems_to_have_is_rare_in_each() -> None:

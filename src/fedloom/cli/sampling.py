@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 
 ARRAYS = ".npz"
 FORMS = (".png", ".csv", ARRAYS)
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A class by name or number, or several with commas between them; may be repeated.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path, typer.Option(help="The file to write: a grid of pictures as .png, a table as .csv, or arrays as .npz.")
+]
 
 
 def sample(
     folder: RunDir,
     group: Annotated[str, typer.Option(help="Whose images to generate.", show_default=False)],
     n: Annotated[int, typer.Option(help="How many images; of each class that is asked for.")] = 64,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A class by name or number, or several with commas between them; may be repeated.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="The file to write: a grid of pictures as .png, a table as .csv, or arrays as .npz.")
-    ] = Path("grid.png"),
+    label: Labels = None,
+    out: Out = Path("grid.png"),
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same images.")] = 0,
     pathway: Annotated[str, typer.Option(help="A way to generate; the method's first unless told.")] = "",
     prior_of: Annotated[str, typer.Option(help="Draw latents from the prior of this group instead.")] = "",
@@ -52,13 +54,11 @@ def sample(
         warnings.warn(f"{folder} is {problem}", FedloomWarning, stacklevel=1)
     generator = run.generator(round_number)
     labels = generator.classes_of(label or ())
-    for each in labels:
-        if not generator.label_shares_of(group)[generator.classes.index(each)]:
-            warnings.warn(f"group '{group}' learned from no record of class '{each}'", FedloomWarning, stacklevel=1)
     tables = {
         each: generator.sample(n, group=group, seed=seed, pathway=pathway, prior_of=prior_of, label=each)
         for each in labels or ("",)
     }
+    _warn_of_unmet(generator, group, labels)
     out = _save(out, generator, group, tables)
     if as_json:
         show_json(
@@ -78,6 +78,12 @@ def sample(
         what = plural(n * len(tables), "image" if out.suffix == ".png" else "record")
         say(f"{out}: {what} of {group}" + (f", {n} of each class of {', '.join(labels)}" if labels else ""))
         say_guarantee(run.folder)
+
+
+def _warn_of_unmet(generator: Generator, group: str, labels: Iterable[str]) -> None:
+    for label in labels:
+        if not generator.label_shares_of(group)[generator.classes.index(label)]:
+            warnings.warn(f"group '{group}' learned from no record of class '{label}'", FedloomWarning, stacklevel=2)
 
 
 def _save(out: Path, generator: Generator, group: str, tables: Mapping[str, Tensor]) -> Path:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
+from fedloom.deployment.confinement import bubblewrap
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
-from fedloom.deployment.serving import Serving
+from fedloom.deployment.serving import Serving, serving
 from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment
@@ -45,11 +47,23 @@ class Neighbourhood:
 
 
 def settle(
-    folder: Path, federation: Federation, policy: str, rules: RoundRules, *, proxy: bool, public: bool = False
+    folder: Path,
+    federation: Federation,
+    policy: str,
+    rules: RoundRules,
+    *,
+    wire: Literal["direct", "flower"] = "direct",
+    proxy: bool = False,
+    public: bool = False,
+    address: str = "",
 ) -> Neighbourhood:
-    """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission."""
+    """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission.
+
+    Its server is on this machine alone, unless silos reach it at an ``address``.
+    """
     port = free_port()
-    address = f"127.0.0.1:{free_port() if proxy else port}"
+    listen = address.rpartition(":")[2]
+    address = address or f"127.0.0.1:{free_port() if proxy else port}"
     groups = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
     charter = Charter(
         name="demo",
@@ -59,9 +73,12 @@ def settle(
         modality=federation.modality.name,
         classes=federation.classes,
         records={silo.name: len(silo) for silo in federation.silos},
+        wire=wire,
     )
     public_set = folder / "public.npz"
-    settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
+    settings = ServerSettings(
+        port=port, listen=listen or address, public_set=str(public_set.resolve()) if public else ""
+    )
     server = ServerDirectory.create(folder / "server", charter, settings, rules)
     if public:
         write_records(public_set, federation, federation.test, federation.test)
@@ -95,27 +112,28 @@ def write_records(path: Path, federation: Federation, train: Records, test: Reco
 
 @contextmanager
 def running(
-    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool
+    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool = False, apart: bool | None = None
 ) -> Iterator[tuple[Serving, list[Joining]]]:
-    """All its processes, looked after in the background, until the block ends."""
+    """All its processes, looked after in the background, until the block ends; see ``Joining`` for ``apart``."""
+    walls = bool(bubblewrap()) if apart is None else apart
     with ExitStack() as stack:
-        serving = stack.enter_context(Serving(place.server, say, proxy=proxy))
+        server = stack.enter_context(serving(place.server, say, proxy=proxy))
         joined = [
-            stack.enter_context(Joining(home, data, say, place.registry))
+            stack.enter_context(Joining(home, data, say, place.registry, apart=walls))
             for home, data in zip(place.silos, place.data, strict=True)
         ]
         over = threading.Event()
 
         def tend() -> None:
             while not over.wait(TICK):
-                serving.tend()
+                server.tend()
                 for each in joined:
                     each.tend()
 
         watch = threading.Thread(target=tend, daemon=True)
         watch.start()
         try:
-            yield serving, joined
+            yield server, joined
         finally:
             over.set()
             watch.join()
@@ -124,17 +142,21 @@ def running(
 def demonstrate(folder: Path, config: Config, say: Callable[[str], None]) -> Path:
     """Found a federation of the embedded sample, run an experiment on it, stop everything; returns the run's folder."""
     federation = build_federation(config.data, Streams(config.seed))
+    place = settle(folder, federation, policy_for(config, federation), RoundRules(), public=True)
+    say(f"{len(place.silos)} silos and a server, each a process of its own with a folder of its own in {folder}")
+    with running(place, say):
+        run_at(place.server, config, folder / "run", say)
+    return folder / "run"
+
+
+def policy_for(config: Config, federation: Federation) -> str:
+    """A policy that agrees to one experiment."""
     plan = Experiment.of(config, federation).method.plan
-    policy = POLICY.format(
+    return POLICY.format(
         method=config.method.name,
         blocks=_listed(name for name, rule in plan.blocks.items() if rule.up),
         payloads=_listed(payload.name for payload in plan.payloads),
     )
-    place = settle(folder, federation, policy, RoundRules(), proxy=False, public=True)
-    say(f"{len(place.silos)} silos and a server, each a process of its own with a folder of its own in {folder}")
-    with running(place, say, proxy=False):
-        run_at(place.server, config, folder / "run", say)
-    return folder / "run"
 
 
 def _listed(names: Iterable[str]) -> str:

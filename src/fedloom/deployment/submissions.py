@@ -12,6 +12,7 @@ from pathlib import Path
 from fedloom.config import Config
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.errors import FedloomError
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.runs.files import write_json
 from fedloom.settings import parse
 
@@ -35,6 +36,8 @@ class Submission:
         found = cls(path, run or number, folder.resolve(), config, tuple(sys.argv))
         tree = {"run": found.run, "folder": str(found.folder), "experiment": config.to_toml()}
         write_json(path, tree | {"command": list(found.command)})
+        facts = {"run": found.run, "folder": str(found.folder), "experiment": config.digest()}
+        Trail(home.path / AUDIT).note("handed in", facts)
         return found
 
     @classmethod
@@ -52,6 +55,29 @@ class Submission:
     def number(self) -> str:
         """The number that the run was handed in under."""
         return self.path.stem
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever carries the run out."""
+        return self.path.with_name(f"{self.run}.lock")
+
+    @property
+    def stopping(self) -> Path:
+        """There once the coordinator has stopped it."""
+        return self.path.with_suffix(".stop")
+
+    @classmethod
+    def unfinished(cls, home: ServerDirectory) -> list[Submission]:
+        """All that have no end yet, oldest first; of a run that was handed in anew the newest alone."""
+        found: dict[str, Submission] = {}
+        paths = (home.path / "submissions").glob("*.json")
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+            submission = cls.open(home, path.stem)
+            if submission.problem is None:
+                found[submission.run] = submission
+            else:
+                found.pop(submission.run, None)
+        return list(found.values())
 
     @property
     def _ending(self) -> Path:

@@ -173,9 +173,12 @@ class FlowerEngine:
             name, tries = self._silos[silo], progress.tries.get(silo, 0)
             if name not in online or tries >= rules.attempts or not self._is_free(silo, context.round):
                 continue
-            questions.append(Question(name, online[name], context.round, self._order(progress, silo)))
+            order, most = self._order(progress, silo), self._inspection.most(silo)
+            questions.append(Question(name, online[name], context.round, order, most))
             progress.tries[silo] = tries + 1
             before = self._owed.get(silo)
+            if before and before.round != context.round and rules.stragglers == "drop":
+                self._wire.withdraw(name, before.round)  # it was away, and must not begin with what nobody takes
             times = before.times if before and before.round == context.round else 0
             self._owed[silo] = _Owed(context.round, online[name], clock(), times + 1)
             self._journal(Event(context.round, name, "asked", bytes=questions[-1].frame.size))

@@ -18,6 +18,7 @@ from fedloom.engines.base import Result, SiloState, Task, participants_of, site_
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.flower.frames import STATE, Frame
 from fedloom.engines.flower.pace import Pacemaker
+from fedloom.engines.flower.recording import asked_in, recorded
 from fedloom.engines.flower.round_store import KeptRound, RoundStore
 from fedloom.engines.flower.statement_frames import bundle_in, words_frame
 from fedloom.engines.flower.stating import words_of
@@ -36,11 +37,13 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.operations.spending import audited, refuse_held
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.outline import in_outline
-from fedloom.privacy.accounting import NoGuarantee
+from fedloom.privacy.accounting import Event, NoGuarantee
 from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.deployment import check_deployable, data_ledger
-from fedloom.privacy.ledger import BudgetSpentError, GrantError
+from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
 from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.silo_privacy import REPEATABLE, SiloPrivacy
 from fedloom.registry import NotAllowedError, allowed
@@ -98,6 +101,11 @@ class Prepared:
     size: int  # bytes of the silo's model
     expected: Mapping[BlockKey, Tensors]  # the form of what comes down with every task
 
+    def events(self, round: int) -> Mapping[str, Event]:
+        """What a round releases, as it is charged."""
+        events = self.privacy.events(round) if self.privacy else {}
+        return dict.fromkeys(events, NoGuarantee(REPEATABLE)) if self.grant.repeatable else events
+
 
 class SiloService:
     """Answers tasks with this silo's records, one after the other.
@@ -119,12 +127,14 @@ class SiloService:
         self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
         self._prepared: dict[Hashable, Prepared] = {}
+        self._trail = Trail(home / AUDIT)
 
     def answer(self, frame: Frame) -> Frame:
-        """An update, or what a run has cost, or why there is neither.
+        """An update, or what a run has cost, or why there is neither; the silo's audit log has it before it leaves."""
+        return recorded(self._trail, frame, self._answered)
 
-        A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
-        """
+    def _answered(self, frame: Frame) -> Frame:
+        """A reason is said only where it was written for others to read: errors may tell of paths and spending."""
         name, came = self._silo.name, self._pacemaker.clock()
         try:
             self._check_version(frame)
@@ -163,8 +173,9 @@ class SiloService:
     def _update(self, frame: Frame, came: float) -> Frame:
         with refused():
             order = Order.of(frame)
-        prepared = self._ready(order.config)
+        prepared = self.ready(order.config)
         self._check_draw(order)
+        self._trail.note("approved", asked_in(frame), durable=False)
         with refused():
             plan, site = prepared.trainer.method.plan, site_of(self._federation, self._index)
             received = received_in(frame, plan, site, prepared.expected)
@@ -183,57 +194,62 @@ class SiloService:
         )
         results: list[Result] = []
 
-        def make() -> bytes:
+        def make() -> Frame:
             # All that looks at records is sealed: one that cannot be computed counts for nothing. What may still fail
             # here is a function of the task, of public numbers and of sums that already have their noise, as are the
             # weights that it leaves; so it fails as it is, and says nothing of a record by that.
             results.append(prepared.trainer.train(work))
-            return update_frame(results[0].update).to_bytes()
+            return update_frame(results[0].update)
 
-        def store(update: bytes) -> None:
-            entry = self._entry(task, order, results[0], Frame.of_bytes(update).sha256)
+        def store(update: Frame) -> None:
+            entry = self._entry(task, order, results[0], update.sha256)
             round_store.put(number, entry, results[0].state, update)
             round_store.clear(order.settled)
 
         with self._pacemaker.kept(came, prepared.grant.pace if prepared.privacy else 0.0):
             released = self._released(prepared, order, task, round_store.update(number, task), make, store)
             self._report(folder, order, round_store.entry(number))
-        return Frame.of_bytes(released)
+        return released
 
     def _released(
         self,
         prepared: Prepared,
         order: Order,
         task: str,
-        stored: bytes | None,
-        make: Callable[[], bytes],
-        store: Callable[[bytes], None],
-    ) -> bytes:
+        stored: Frame | None,
+        make: Callable[[], Frame],
+        store: Callable[[Frame], None],
+    ) -> Frame:
         """The update: what was sent for this very task before, else a new one, paid for before it is made."""
         number = order.context.round
         if prepared.privacy is None:
             if stored is None:
                 store(stored := make())
             return stored
-        grant, events = prepared.grant, prepared.privacy.events(number)
-        if grant.repeatable:
-            events = dict.fromkeys(events, NoGuarantee(REPEATABLE))
-        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, grant.epsilon, grant.delta, unit=grant.unit)
+        grant, events = prepared.grant, prepared.events(number)
+        refuse_held(self._home)
+        ledger = self.ledger(grant)
         try:
-            return ledger.released(
+            sent = ledger.released(
                 order.run,
                 self._silo.name,
                 number,
                 events,
                 content=task if grant.repeatable else None,
-                stored=stored,
-                make=make,
-                store=store,
+                stored=stored.to_bytes() if stored else None,
+                make=lambda: make().to_bytes(),
+                store=lambda update: store(Frame.of_bytes(update)),
             )
         finally:
             ledger.close()
+        return Frame.of_bytes(sent)
 
-    def _ready(self, config: Config) -> Prepared:
+    def ledger(self, grant: Grant) -> Ledger:
+        """The ledger of the silo's records, with the audit log beside it."""
+        path = self._home / "ledger.sqlite"
+        return audited(data_ledger(path, self._silo, grant.epsilon, grant.delta, unit=grant.unit), self._home)
+
+    def ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""
         self._screening(config)
         key = config.digest(), allowed()  # what was imported when more plug-ins were allowed is not used on
