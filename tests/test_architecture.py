@@ -21,7 +21,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"presets"},
     {"config", "streams", "templating"},
     {"modalities"},
-    {"federation", "backbones"},
+    {"federation", "backbones", "secure"},
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs"},
     {"engines", "evaluation"},

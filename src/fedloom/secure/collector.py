@@ -1,0 +1,147 @@
+"""The server's half of a secure sum: it carries letters, adds up masked numbers and takes the masks from their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedloom.errors import FedloomError
+from fedloom.secure.party import agreed, own_mask
+from fedloom.secure.shamir import SHARE, joined
+from fedloom.secure.terms import KEY, Genuine, Parts, SecureSumError, Stage, Terms, listed, part_of
+from fedloom.secure.words import Integers
+
+MISSING = {
+    Stage.KEYS: "sent keys",
+    Stage.SHARES: "sent shares",
+    Stage.MASKED: "sent numbers",
+    Stage.CONSENT: "signed the list",
+    Stage.REVEAL: "sent what takes the masks away",
+}
+
+
+class Collector:
+    """One sum at the server, stage by stage: ask, take what comes in time, go on with whoever answered.
+
+    It keeps no silo's numbers, not even under masks: what comes is added to the sum at once.
+    """
+
+    def __init__(self, terms: Terms, genuine: Genuine) -> None:
+        self._terms, self._genuine = terms, genuine
+        self._stage = Stage.KEYS
+        self._asked = terms.silos
+        self._came: dict[str, Parts] = {}  # in this stage
+        self._keys: dict[str, bytes] = {}
+        self._signed_keys: dict[str, bytes] = {}
+        self._letters: dict[str, Parts] = {}  # by who wrote them
+        self._present: tuple[str, ...] = ()
+        self._signatures: dict[str, bytes] = {}
+        self._sum = terms.ring.zeros()
+        self._total: Integers | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """What silos are asked for now."""
+        return self._stage
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Who has not answered yet."""
+        return tuple(silo for silo in self._asked if silo not in self._came)
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Whose numbers are in the sum."""
+        return self._present
+
+    def question(self, silo: str) -> Parts:
+        """What a silo is asked in this stage."""
+        if self._stage is Stage.SHARES:
+            return self._signed_keys
+        if self._stage is Stage.MASKED:
+            return {writer: letters[silo] for writer, letters in self._letters.items() if writer != silo}
+        if self._stage is Stage.CONSENT:
+            return {"present": listed(self._present)}
+        return self._signatures if self._stage is Stage.REVEAL else {}
+
+    def take(self, silo: str, parts: Parts) -> None:
+        """A silo's answer; raises where it is none, and goes on without it."""
+        if silo not in self.awaited:
+            raise SecureSumError(f"silo '{silo}' was not asked for '{self._stage}', or has answered")
+        self._came[silo] = {
+            Stage.KEYS: self._take_keys,
+            Stage.SHARES: self._take_letters,
+            Stage.MASKED: self._take_masked,
+            Stage.CONSENT: self._take_consent,
+            Stage.REVEAL: self._take_reveal,
+        }[self._stage](silo, parts)
+
+    def advance(self) -> None:
+        """Close the stage: whoever has not answered has dropped out. Below the threshold there is no sum."""
+        there = self._terms.require(self._came, MISSING[self._stage])
+        came, stage = self._came, self._stage
+        self._asked, self._came = there, {}
+        if stage is Stage.KEYS:
+            self._keys = {silo: came[silo]["keys"] for silo in there}
+            self._signed_keys = {silo: came[silo]["keys"] + came[silo]["signature"] for silo in there}
+        elif stage is Stage.SHARES:
+            self._letters = {silo: came[silo] for silo in there}
+        elif stage is Stage.MASKED:
+            self._present = there
+        elif stage is Stage.CONSENT:
+            self._signatures = {silo: came[silo]["signature"] for silo in there}
+        else:
+            self._total = self._unmasked(came)
+            return
+        self._stage = list(Stage)[list(Stage).index(stage) + 1]
+
+    @property
+    def total(self) -> Integers:
+        """The sum, once all stages are closed."""
+        if self._total is None:
+            raise SecureSumError(f"there is no sum yet: it waits for '{self._stage}'")
+        return self._total
+
+    def _take_keys(self, silo: str, parts: Parts) -> Parts:
+        keys, signature = part_of(parts, "keys", silo), part_of(parts, "signature", silo)
+        if len(keys) != 2 * KEY or not self._genuine(silo, self._terms.keys_words(silo, keys), signature):
+            raise SecureSumError(f"silo '{silo}' sent keys that it has not signed")
+        return parts
+
+    def _take_letters(self, silo: str, parts: Parts) -> Parts:
+        if set(parts) != set(self._asked) - {silo}:
+            raise SecureSumError(f"silo '{silo}' sent shares for {sorted(parts)}")
+        return parts
+
+    def _take_masked(self, silo: str, parts: Parts) -> Parts:
+        self._sum += self._terms.ring.unpacked(part_of(parts, "values", silo))
+        return {}
+
+    def _take_consent(self, silo: str, parts: Parts) -> Parts:
+        if not self._genuine(silo, self._terms.list_words(self._present), part_of(parts, "signature", silo)):
+            raise SecureSumError(f"silo '{silo}' has not signed the list")
+        return parts
+
+    def _take_reveal(self, silo: str, parts: Parts) -> Parts:
+        if set(parts) != set(self._letters) or any(len(share) != SHARE for share in parts.values()):
+            raise SecureSumError(f"silo '{silo}' sent shares of {sorted(parts)}")
+        return parts
+
+    def _unmasked(self, came: Mapping[str, Parts]) -> Integers:
+        """Take away the own masks of those whose numbers have come, and what they share with those who left since."""
+        terms, ring = self._terms, self._terms.ring
+        for silo in self._letters:
+            shares = {terms.place(helper): parts[silo] for helper, parts in came.items()}
+            secret = joined(shares, terms.threshold)
+            if silo in self._present:
+                ring.mask(self._sum, own_mask(secret, terms), minus=True)
+                continue
+            key = X25519PrivateKey.from_private_bytes(secret)
+            if key.public_key().public_bytes_raw() != self._keys[silo][KEY:]:
+                raise FedloomError(f"the shares of silo '{silo}', which left, do not give its key")
+            for other in self._present:
+                seed = agreed(key, self._keys[other][KEY:], "mask", terms)
+                # As ``other`` added it: a plus for those after it in the order of the sum.
+                ring.mask(self._sum, seed, minus=terms.place(silo) > terms.place(other))
+        return ring.integers(self._sum)
