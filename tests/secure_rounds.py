@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedloom.secure.collector import Collector
 from fedloom.secure.party import Party
-from fedloom.secure.terms import Parts, Stage, Terms
+from fedloom.secure.terms import Parts, Terms, Turn
 from fedloom.secure.words import Integers, Ring
 
-ORDER = list(Stage)
+ORDER = list(Turn)
 
 
 @cache
@@ -39,13 +39,13 @@ def parties_of(terms: Terms) -> dict[str, Party]:
     return {silo: Party(terms, silo, key_of(silo).sign, genuine) for silo in terms.silos}
 
 
-def answer(party: Party, stage: Stage, question: Parts, values: Integers) -> Parts:
+def answer(party: Party, stage: Turn, question: Parts, values: Integers) -> Parts:
     return {
-        Stage.KEYS: lambda: party.keys(),
-        Stage.SHARES: lambda: party.shares(question),
-        Stage.MASKED: lambda: party.masked(question, values),
-        Stage.CONSENT: lambda: party.consent(question),
-        Stage.REVEAL: lambda: party.reveal(question),
+        Turn.KEYS: lambda: party.keys(),
+        Turn.SHARES: lambda: party.shares(question),
+        Turn.MASKED: lambda: party.masked(question, values),
+        Turn.CONSENT: lambda: party.consent(question),
+        Turn.REVEAL: lambda: party.reveal(question),
     }[stage]()
 
 
@@ -55,13 +55,13 @@ class Round:
 
     terms: Terms
     values: Mapping[str, Integers]
-    leaves: Mapping[str, Stage] = field(default_factory=dict)  # at which stage a silo no longer answers
-    touched: Callable[[Stage, str, Parts], Parts] = lambda stage, silo, parts: parts  # what a silo is asked
-    sent: dict[tuple[Stage, str], Parts] = field(default_factory=dict)
+    leaves: Mapping[str, Turn] = field(default_factory=dict)  # at which stage a silo no longer answers
+    touched: Callable[[Turn, str, Parts], Parts] = lambda stage, silo, parts: parts  # what a silo is asked
+    sent: dict[tuple[Turn, str], Parts] = field(default_factory=dict)
 
     def carried_out(self) -> Collector:
         parties, collector = parties_of(self.terms), Collector(self.terms, genuine)
-        for stage in Stage:
+        for stage in Turn:
             for silo in collector.awaited:
                 if silo in self.leaves and ORDER.index(self.leaves[silo]) <= ORDER.index(stage):
                     continue

@@ -11,22 +11,22 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedloom.errors import ConfigError
 from fedloom.secure.party import Party, agreed, own_mask
-from fedloom.secure.terms import Parts, SecureSumError, Stage, Terms
+from fedloom.secure.terms import Parts, SecureSumError, Terms, Turn
 from secure_rounds import Round, answer, genuine, key_of, parties_of, random_values, terms_of
 
-STAGES = list(Stage)
+TURNS = list(Turn)
 
 
-def expected(terms: Terms, leaves: Mapping[str, Stage]) -> set[str] | None:
+def expected(terms: Terms, leaves: Mapping[str, Turn]) -> set[str] | None:
     """Who is in the sum, counted by hand; None where too few are left at some stage."""
     left = {
-        stage: [s for s in terms.silos if s not in leaves or STAGES.index(leaves[s]) > at]
-        for at, stage in enumerate(STAGES)
+        stage: [s for s in terms.silos if s not in leaves or TURNS.index(leaves[s]) > at]
+        for at, stage in enumerate(TURNS)
     }
-    return None if any(len(silos) < terms.threshold for silos in left.values()) else set(left[Stage.MASKED])
+    return None if any(len(silos) < terms.threshold for silos in left.values()) else set(left[Turn.MASKED])
 
 
-def check(terms: Terms, leaves: Mapping[str, Stage]) -> bool:
+def check(terms: Terms, leaves: Mapping[str, Turn]) -> bool:
     """Whether there was a sum; it is the right one, or there is none where there must not be."""
     round = Round(terms, random_values(terms), leaves)
     if (present := expected(terms, leaves)) is None:
@@ -41,18 +41,18 @@ def check(terms: Terms, leaves: Mapping[str, Stage]) -> bool:
 
 def test_three_silos_in_every_pattern_of_leaving() -> None:
     terms = terms_of(3, 2)
-    patterns = list(itertools.product([None, *STAGES], repeat=3))
+    patterns = list(itertools.product([None, *TURNS], repeat=3))
     summed = [check(terms, {s: at for s, at in zip(terms.silos, pattern, strict=True) if at}) for pattern in patterns]
     # Nobody leaves: 1. One of three leaves at one of five stages: 15. Two or three leave: too few are left.
     assert (len(summed), sum(summed)) == (216, 16)
 
 
 @pytest.mark.parametrize(
-    ("silos", "threshold", "stage"), [*((10, 7, stage) for stage in STAGES), (100, 67, Stage.MASKED)]
+    ("silos", "threshold", "stage"), [*((10, 7, stage) for stage in TURNS), (100, 67, Turn.MASKED)]
 )
-def test_as_many_leave_as_may_and_one_more(silos: int, threshold: int, stage: Stage) -> None:
+def test_as_many_leave_as_may_and_one_more(silos: int, threshold: int, stage: Turn) -> None:
     terms = terms_of(silos, threshold)
-    order = np.random.default_rng(STAGES.index(stage)).permutation(terms.silos)
+    order = np.random.default_rng(TURNS.index(stage)).permutation(terms.silos)
     assert check(terms, dict.fromkeys(order[: silos - threshold], stage))
     assert not check(terms, dict.fromkeys(order[: silos - threshold + 1], stage))
 
@@ -62,7 +62,7 @@ def test_ten_silos_that_leave_at_stages_drawn_at_random() -> None:
     found = []
     for _ in range(40):
         gone = numbers.permutation(terms.silos)[: numbers.integers(0, 5)]
-        found.append(check(terms, {silo: STAGES[numbers.integers(5)] for silo in gone}))
+        found.append(check(terms, {silo: TURNS[numbers.integers(5)] for silo in gone}))
     assert {True, False} == set(found)
 
 
@@ -104,7 +104,7 @@ def view(values: Mapping[str, np.ndarray], terms: Terms) -> np.ndarray:
     """What the server, which colludes with s000, sees of the others: their masked messages, and the sum of both."""
     round = Round(terms, values)
     total = round.carried_out().total
-    honest = [terms.ring.unpacked(round.sent[Stage.MASKED, silo]["values"]) for silo in terms.silos[1:]]
+    honest = [terms.ring.unpacked(round.sent[Turn.MASKED, silo]["values"]) for silo in terms.silos[1:]]
     return np.array([*honest[0][:1], *honest[1][:1], total[0] - values["s000"][0]]) % 2**terms.ring.bits
 
 
@@ -129,7 +129,7 @@ def test_two_sums_share_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         rounds = [Round(each, values) for each in terms]
         for round in rounds:
             round.carried_out()
-        return [rounds[0].terms.ring.unpacked(round.sent[Stage.MASKED, "s001"]["values"]) for round in rounds]
+        return [rounds[0].terms.ring.unpacked(round.sent[Turn.MASKED, "s001"]["values"]) for round in rounds]
 
     assert (np.not_equal(*sent())).mean() > 0.95
     monkeypatch.setattr("fedloom.secure.words.Ring.mask", lambda *_, **__: None)
@@ -153,33 +153,33 @@ def test_a_silo_answers_each_stage_once_and_in_order() -> None:
     letters = {silo: party.shares(roster) for silo, party in parties.items()}
     party = parties["s000"]
     party.masked({"s001": letters["s001"]["s000"]}, np.zeros(8, np.int64))
-    for stage in (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.REVEAL):
+    for stage in (Turn.KEYS, Turn.SHARES, Turn.MASKED, Turn.REVEAL):
         with pytest.raises(SecureSumError, match=f"is asked for '{stage}' after"):
             answer(party, stage, {"s001": letters["s001"]["s000"]}, np.zeros(8, np.int64))
 
 
-def fake_key(stage: Stage, silo: str, parts: Parts) -> Parts:
+def fake_key(stage: Turn, silo: str, parts: Parts) -> Parts:
     """The server puts a key of its own into the roster that s000 is shown."""
-    if stage is Stage.SHARES and silo == "s000":
+    if stage is Turn.SHARES and silo == "s000":
         parts["s001"] = bytes(64) + parts["s001"][64:]
     return parts
 
 
-def foreign_letter(stage: Stage, silo: str, parts: Parts) -> Parts:
-    if stage is Stage.MASKED and silo == "s000":
+def foreign_letter(stage: Turn, silo: str, parts: Parts) -> Parts:
+    if stage is Turn.MASKED and silo == "s000":
         parts["s001"] = parts["s002"]
     return parts
 
 
-def other_list(stage: Stage, silo: str, parts: Parts) -> Parts:
+def other_list(stage: Turn, silo: str, parts: Parts) -> Parts:
     """The server tells s000 that s002 left, to get the share of its key, while others give that of its mask."""
-    if stage is Stage.CONSENT and silo == "s000":
+    if stage is Turn.CONSENT and silo == "s000":
         parts["present"] = b'["s000", "s001", "s003"]'
     return parts
 
 
-def few_signatures(stage: Stage, silo: str, parts: Parts) -> Parts:
-    return {"s000": parts["s000"], "s001": parts["s001"]} if stage is Stage.REVEAL else parts
+def few_signatures(stage: Turn, silo: str, parts: Parts) -> Parts:
+    return {"s000": parts["s000"], "s001": parts["s001"]} if stage is Turn.REVEAL else parts
 
 
 @pytest.mark.parametrize(
@@ -213,10 +213,10 @@ def test_a_silo_that_is_told_another_list_gives_nothing_away() -> None:
 
 def test_a_share_of_both_secrets_of_a_silo_is_never_given() -> None:
     terms = terms_of(3, 2)
-    round = Round(terms, random_values(terms), {"s002": Stage.MASKED})
+    round = Round(terms, random_values(terms), {"s002": Turn.MASKED})
     round.carried_out()
     for silo in ("s000", "s001"):
-        sizes = {name: len(share) for name, share in round.sent[Stage.REVEAL, silo].items()}
+        sizes = {name: len(share) for name, share in round.sent[Turn.REVEAL, silo].items()}
         assert sizes == dict.fromkeys(terms.silos, 66)
 
 

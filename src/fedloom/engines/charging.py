@@ -74,6 +74,7 @@ def privacy_of_silo(config: Config, method: Method, silo: str, units: int, round
             rule.statistic,
             rule.rounds(rounds),
             settings.shares.get(rule.name, rule.share),
+            sum(math.prod(shape) for shape in rule.payload.shapes.values()),
         )
         for rule in method.payloads
     )

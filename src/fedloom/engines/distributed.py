@@ -26,7 +26,10 @@ def shared_noise(
     if problem:
         raise ConfigError(f"privacy.trust = 'distributed' is for one clipped sum in a round, but {problem}")
     trust = Distributed(len(federation), config.privacy.tolerated)
-    return tuple(replace(privacy, trust=trust, partners=tuple(privacies)) for privacy in privacies)
+    shared = tuple(replace(privacy, trust=trust, partners=tuple(privacies)) for privacy in privacies)
+    for privacy in shared:
+        _ = privacy.grids  # complains of what cannot be had before a run folder exists
+    return shared
 
 
 def of_sums(method: Method) -> Method:

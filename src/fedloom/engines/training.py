@@ -270,6 +270,7 @@ class Trainer:
                 multiplier = privacy.trust.share * privacy.payload_noise[rule.name]
                 shapes = rule.payload.shapes if self.sealed else None
                 noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
+                noise = replace(noise, grid=privacy.grids.get(rule.name))
             found[rule.name] = rule.statistic.value(Query(owner.train, model, self.streams, noise_key, noise))
         return found
 

@@ -53,9 +53,14 @@ class Distributed:
             )
 
     @property
+    def enough(self) -> int:
+        """M - 1 - t: how many silos' noise suffices, without that of the one who asks whom to trust."""
+        return self.silos - 1 - self.tolerated
+
+    @property
     def share(self) -> float:
-        """1 / sqrt(M - 1 - t): the other honest silos' noise suffices."""
-        return 1 / math.sqrt(self.silos - 1 - self.tolerated)
+        """Of the standard deviation: the others' noise suffices."""
+        return 1 / math.sqrt(self.enough)
 
     @property
     def sentence(self) -> str:

@@ -9,15 +9,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedloom.errors import FedloomError
 from fedloom.secure.party import agreed, own_mask
 from fedloom.secure.shamir import SHARE, joined
-from fedloom.secure.terms import KEY, Genuine, Parts, SecureSumError, Stage, Terms, listed, part_of
+from fedloom.secure.terms import KEY, Genuine, Parts, SecureSumError, Terms, Turn, listed, part_of
 from fedloom.secure.words import Integers
 
 MISSING = {
-    Stage.KEYS: "sent keys",
-    Stage.SHARES: "sent shares",
-    Stage.MASKED: "sent numbers",
-    Stage.CONSENT: "signed the list",
-    Stage.REVEAL: "sent what takes the masks away",
+    Turn.KEYS: "sent keys",
+    Turn.SHARES: "sent shares",
+    Turn.MASKED: "sent numbers",
+    Turn.CONSENT: "signed the list",
+    Turn.REVEAL: "sent what takes the masks away",
 }
 
 
@@ -29,7 +29,7 @@ class Collector:
 
     def __init__(self, terms: Terms, genuine: Genuine) -> None:
         self._terms, self._genuine = terms, genuine
-        self._stage = Stage.KEYS
+        self._stage = Turn.KEYS
         self._asked = terms.silos
         self._came: dict[str, Parts] = {}  # in this stage
         self._keys: dict[str, bytes] = {}
@@ -41,7 +41,7 @@ class Collector:
         self._total: Integers | None = None
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> Turn:
         """What silos are asked for now."""
         return self._stage
 
@@ -57,24 +57,24 @@ class Collector:
 
     def question(self, silo: str) -> Parts:
         """What a silo is asked in this stage."""
-        if self._stage is Stage.SHARES:
+        if self._stage is Turn.SHARES:
             return self._signed_keys
-        if self._stage is Stage.MASKED:
+        if self._stage is Turn.MASKED:
             return {writer: letters[silo] for writer, letters in self._letters.items() if writer != silo}
-        if self._stage is Stage.CONSENT:
+        if self._stage is Turn.CONSENT:
             return {"present": listed(self._present)}
-        return self._signatures if self._stage is Stage.REVEAL else {}
+        return self._signatures if self._stage is Turn.REVEAL else {}
 
     def take(self, silo: str, parts: Parts) -> None:
         """A silo's answer; raises where it is none, and goes on without it."""
         if silo not in self.awaited:
             raise SecureSumError(f"silo '{silo}' was not asked for '{self._stage}', or has answered")
         self._came[silo] = {
-            Stage.KEYS: self._take_keys,
-            Stage.SHARES: self._take_letters,
-            Stage.MASKED: self._take_masked,
-            Stage.CONSENT: self._take_consent,
-            Stage.REVEAL: self._take_reveal,
+            Turn.KEYS: self._take_keys,
+            Turn.SHARES: self._take_letters,
+            Turn.MASKED: self._take_masked,
+            Turn.CONSENT: self._take_consent,
+            Turn.REVEAL: self._take_reveal,
         }[self._stage](silo, parts)
 
     def advance(self) -> None:
@@ -82,19 +82,19 @@ class Collector:
         there = self._terms.require(self._came, MISSING[self._stage])
         came, stage = self._came, self._stage
         self._asked, self._came = there, {}
-        if stage is Stage.KEYS:
+        if stage is Turn.KEYS:
             self._keys = {silo: came[silo]["keys"] for silo in there}
             self._signed_keys = {silo: came[silo]["keys"] + came[silo]["signature"] for silo in there}
-        elif stage is Stage.SHARES:
+        elif stage is Turn.SHARES:
             self._letters = {silo: came[silo] for silo in there}
-        elif stage is Stage.MASKED:
+        elif stage is Turn.MASKED:
             self._present = there
-        elif stage is Stage.CONSENT:
+        elif stage is Turn.CONSENT:
             self._signatures = {silo: came[silo]["signature"] for silo in there}
         else:
             self._total = self._unmasked(came)
             return
-        self._stage = list(Stage)[list(Stage).index(stage) + 1]
+        self._stage = list(Turn)[list(Turn).index(stage) + 1]
 
     @property
     def total(self) -> Integers:

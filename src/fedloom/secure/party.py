@@ -19,8 +19,8 @@ from fedloom.secure.terms import (
     Parts,
     SecureSumError,
     Sign,
-    Stage,
     Terms,
+    Turn,
     names_in,
     part_of,
 )
@@ -63,17 +63,17 @@ class Party:
         self._roster: dict[str, bytes] = {}  # letter key and mask key of each silo that is there
         self._shares: dict[str, bytes] = {}  # of its mask key, and of its own mask, from each silo that sent them
         self._present: tuple[str, ...] = ()  # whose numbers have come, as this silo has signed it
-        self._done: list[Stage] = []
+        self._done: list[Turn] = []
 
     def keys(self) -> Parts:
-        """Stage 1: two fresh public keys, with this silo's signature."""
-        self._enter(Stage.KEYS)
+        """Turn 1: two fresh public keys, with this silo's signature."""
+        self._enter(Turn.KEYS)
         keys = b"".join(key.public_key().public_bytes_raw() for key in (self._letter_key, self._mask_key))
         return {"keys": keys, "signature": self._sign(self._terms.keys_words(self._silo, keys))}
 
     def shares(self, roster: Mapping[str, bytes]) -> Parts:
-        """Stage 2: from everybody's signed keys to a sealed letter for each of the others."""
-        self._enter(Stage.SHARES)
+        """Turn 2: from everybody's signed keys to a sealed letter for each of the others."""
+        self._enter(Turn.SHARES)
         there = self._terms.require(roster, "sent keys")
         for silo in there:
             keys, signature = roster[silo][: 2 * KEY], roster[silo][2 * KEY :]
@@ -95,8 +95,8 @@ class Party:
         return letters
 
     def masked(self, letters: Mapping[str, bytes], values: Integers) -> Parts:
-        """Stage 3: the silo's numbers under its own mask and one with each silo that has sent shares."""
-        self._enter(Stage.MASKED)
+        """Turn 3: the silo's numbers under its own mask and one with each silo that has sent shares."""
+        self._enter(Turn.MASKED)
         there = self._terms.require([*letters, self._silo], "sent shares")
         for silo in there:
             if silo == self._silo:
@@ -120,8 +120,8 @@ class Party:
         return {"values": ring.packed(words)}
 
     def consent(self, parts: Mapping[str, bytes]) -> Parts:
-        """Stage 4: this silo's signature under the list of those whose numbers have come."""
-        self._enter(Stage.CONSENT)
+        """Turn 4: this silo's signature under the list of those whose numbers have come."""
+        self._enter(Turn.CONSENT)
         present = self._terms.require(names_in(part_of(parts, "present", self._silo)), "sent numbers")
         if missing := [silo for silo in present if silo not in self._shares]:
             raise SecureSumError(f"silo '{missing[0]}' is listed, but sent no shares")
@@ -131,8 +131,8 @@ class Party:
         return {"signature": self._sign(self._terms.list_words(present))}
 
     def reveal(self, signatures: Mapping[str, bytes]) -> Parts:
-        """Stage 5: of each silo one share: of its own mask if its numbers have come, else of its key; never of both."""
-        self._enter(Stage.REVEAL)
+        """Turn 5: of each silo one share: of its own mask if its numbers have come, else of its key; never of both."""
+        self._enter(Turn.REVEAL)
         signed = self._terms.require(signatures, "signed the list")
         words = self._terms.list_words(self._present)
         for silo in signed:
@@ -147,8 +147,8 @@ class Party:
         purpose = f"letter from {self._terms.place(sender)} to {self._terms.place(receiver)}"
         return ChaCha20Poly1305(agreed(self._letter_key, self._roster[other][:KEY], purpose, self._terms))
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: Turn) -> None:
         """Each stage once, in order: a mask that covers two vectors covers neither."""
-        if [*self._done, stage] != list(Stage)[: len(self._done) + 1]:
+        if [*self._done, stage] != list(Turn)[: len(self._done) + 1]:
             raise SecureSumError(f"silo '{self._silo}' is asked for '{stage}' after {list(map(str, self._done))}")
         self._done.append(stage)

@@ -17,7 +17,7 @@ Genuine = Callable[[str, bytes, bytes], bool]  # whether a silo's registered key
 KEY = 32  # bytes of a public key
 
 
-class Stage(StrEnum):
+class Turn(StrEnum):
     """What is asked of a silo, one after the other."""
 
     KEYS = "keys"  # fresh public keys, signed
