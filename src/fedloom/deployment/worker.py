@@ -16,7 +16,9 @@ from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.silo import Grant, SiloService
+from fedloom.engines.flower.grants import Grant
+from fedloom.engines.flower.secure_silo import SecureSiloService
+from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import RefusedError
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
@@ -49,7 +51,9 @@ def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
     policy()
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data, source, charter.modality))
-    return SiloService(home.path, federation, charter.index(home.name), screening, agreement)
+    return SecureSiloService(
+        home.path, federation, charter.index(home.name), screening, agreement, declared=charter.records
+    )
 
 
 def main(home: str, data: str, socket: str, source: str = "") -> None:

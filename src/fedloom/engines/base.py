@@ -200,6 +200,18 @@ def conclude(
     """The server's half of a round: its step, its distillation where there is one, and what the silos keep."""
     device = torch.device("cpu") if distiller is None else distiller.device
     found = stepped(method, state, context, results, streams, device)
+    return finished(method, state, context, results, found, distiller)
+
+
+def finished(
+    method: Method,
+    state: FederationState,
+    context: RoundContext,
+    results: list[Result],
+    found: Stepped,
+    distiller: DistillationTrainer | None = None,
+) -> tuple[FederationState, RoundReport]:
+    """The end of a round after the server's step: its distillation where there is one, and what the silos keep."""
     distilled = None
     if found.distillation is not None:
         assert distiller is not None, "a server that learns needs somewhere to do so"

@@ -22,14 +22,14 @@ MISSING = {
 
 
 class Collector:
-    """One sum at the server, stage by stage: ask, take what comes in time, go on with whoever answered.
+    """One sum at the server, turn by turn: ask, take what comes in time, go on with whoever answered.
 
     It keeps no silo's numbers, not even under masks: what comes is added to the sum at once.
     """
 
     def __init__(self, terms: Terms, genuine: Genuine) -> None:
         self._terms, self._genuine = terms, genuine
-        self._stage = Turn.KEYS
+        self._turn = Turn.KEYS
         self._asked = terms.silos
         self._came: dict[str, Parts] = {}  # in this stage
         self._keys: dict[str, bytes] = {}
@@ -41,9 +41,9 @@ class Collector:
         self._total: Integers | None = None
 
     @property
-    def stage(self) -> Turn:
+    def turn(self) -> Turn:
         """What silos are asked for now."""
-        return self._stage
+        return self._turn
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -56,51 +56,51 @@ class Collector:
         return self._present
 
     def question(self, silo: str) -> Parts:
-        """What a silo is asked in this stage."""
-        if self._stage is Turn.SHARES:
+        """What a silo is asked in this turn."""
+        if self._turn is Turn.SHARES:
             return self._signed_keys
-        if self._stage is Turn.MASKED:
+        if self._turn is Turn.MASKED:
             return {writer: letters[silo] for writer, letters in self._letters.items() if writer != silo}
-        if self._stage is Turn.CONSENT:
+        if self._turn is Turn.CONSENT:
             return {"present": listed(self._present)}
-        return self._signatures if self._stage is Turn.REVEAL else {}
+        return self._signatures if self._turn is Turn.REVEAL else {}
 
     def take(self, silo: str, parts: Parts) -> None:
         """A silo's answer; raises where it is none, and goes on without it."""
         if silo not in self.awaited:
-            raise SecureSumError(f"silo '{silo}' was not asked for '{self._stage}', or has answered")
+            raise SecureSumError(f"silo '{silo}' was not asked for '{self._turn}', or has answered")
         self._came[silo] = {
             Turn.KEYS: self._take_keys,
             Turn.SHARES: self._take_letters,
             Turn.MASKED: self._take_masked,
             Turn.CONSENT: self._take_consent,
             Turn.REVEAL: self._take_reveal,
-        }[self._stage](silo, parts)
+        }[self._turn](silo, parts)
 
     def advance(self) -> None:
-        """Close the stage: whoever has not answered has dropped out. Below the threshold there is no sum."""
-        there = self._terms.require(self._came, MISSING[self._stage])
-        came, stage = self._came, self._stage
+        """Close the turn: whoever has not answered has dropped out. Below the threshold there is no sum."""
+        there = self._terms.require(self._came, MISSING[self._turn])
+        came, turn = self._came, self._turn
         self._asked, self._came = there, {}
-        if stage is Turn.KEYS:
+        if turn is Turn.KEYS:
             self._keys = {silo: came[silo]["keys"] for silo in there}
             self._signed_keys = {silo: came[silo]["keys"] + came[silo]["signature"] for silo in there}
-        elif stage is Turn.SHARES:
+        elif turn is Turn.SHARES:
             self._letters = {silo: came[silo] for silo in there}
-        elif stage is Turn.MASKED:
+        elif turn is Turn.MASKED:
             self._present = there
-        elif stage is Turn.CONSENT:
+        elif turn is Turn.CONSENT:
             self._signatures = {silo: came[silo]["signature"] for silo in there}
         else:
             self._total = self._unmasked(came)
             return
-        self._stage = list(Turn)[list(Turn).index(stage) + 1]
+        self._turn = list(Turn)[list(Turn).index(turn) + 1]
 
     @property
     def total(self) -> Integers:
-        """The sum, once all stages are closed."""
+        """The sum, once all turns are closed."""
         if self._total is None:
-            raise SecureSumError(f"there is no sum yet: it waits for '{self._stage}'")
+            raise SecureSumError(f"there is no sum yet: it waits for '{self._turn}'")
         return self._total
 
     def _take_keys(self, silo: str, parts: Parts) -> Parts:

@@ -77,7 +77,7 @@ class Party:
         there = self._terms.require(roster, "sent keys")
         for silo in there:
             keys, signature = roster[silo][: 2 * KEY], roster[silo][2 * KEY :]
-            if not self._genuine(silo, self._terms.keys_words(silo, keys), signature):
+            if silo != self._silo and not self._genuine(silo, self._terms.keys_words(silo, keys), signature):
                 raise SecureSumError(f"the keys of silo '{silo}' are not signed with the key that it is known by")
             self._roster[silo] = keys
         own = b"".join(key.public_key().public_bytes_raw() for key in (self._letter_key, self._mask_key))
@@ -136,7 +136,8 @@ class Party:
         signed = self._terms.require(signatures, "signed the list")
         words = self._terms.list_words(self._present)
         for silo in signed:
-            if silo not in self._present or not self._genuine(silo, words, signatures[silo]):
+            known = silo == self._silo or self._genuine(silo, words, signatures[silo])
+            if silo not in self._present or not known:
                 raise SecureSumError(f"silo '{silo}' has not signed the list that silo '{self._silo}' was shown")
         return {
             silo: shares[SHARE:] if silo in self._present else shares[:SHARE] for silo, shares in self._shares.items()
@@ -147,8 +148,11 @@ class Party:
         purpose = f"letter from {self._terms.place(sender)} to {self._terms.place(receiver)}"
         return ChaCha20Poly1305(agreed(self._letter_key, self._roster[other][:KEY], purpose, self._terms))
 
-    def _enter(self, stage: Turn) -> None:
-        """Each stage once, in order: a mask that covers two vectors covers neither."""
-        if [*self._done, stage] != list(Turn)[: len(self._done) + 1]:
-            raise SecureSumError(f"silo '{self._silo}' is asked for '{stage}' after {list(map(str, self._done))}")
-        self._done.append(stage)
+    def check_due(self, turn: Turn) -> None:
+        """Each turn once, in order: a mask that covers two vectors covers neither."""
+        if [*self._done, turn] != list(Turn)[: len(self._done) + 1]:
+            raise SecureSumError(f"silo '{self._silo}' is asked for '{turn}' after {list(map(str, self._done))}")
+
+    def _enter(self, turn: Turn) -> None:
+        self.check_due(turn)
+        self._done.append(turn)

@@ -15,6 +15,7 @@ Parts = dict[str, bytes]  # a message: named bytes, which any wire can carry
 Sign = Callable[[bytes], bytes]  # with a silo's registered key
 Genuine = Callable[[str, bytes, bytes], bool]  # whether a silo's registered key has signed these bytes
 KEY = 32  # bytes of a public key
+PREFIX = b"fedloom secure sum "  # begins all that is signed here, and nothing else that a registered key signs
 
 
 class Turn(StrEnum):
@@ -62,11 +63,11 @@ class Terms:
 
     def keys_words(self, silo: str, keys: bytes) -> bytes:
         """What a silo signs of its fresh keys."""
-        return b"/".join((b"fedloom secure sum keys", self.digest, silo.encode(), keys))
+        return b"/".join((PREFIX + b"keys", self.digest, silo.encode(), keys))
 
     def list_words(self, silos: Iterable[str]) -> bytes:
         """What a silo signs of the list of those whose numbers have come."""
-        return b"/".join((b"fedloom secure sum list", self.digest, listed(silos)))
+        return b"/".join((PREFIX + b"list", self.digest, listed(silos)))
 
     def require(self, silos: Iterable[str], what: str) -> tuple[str, ...]:
         """These silos in the sum's order, if they are of it and enough."""

@@ -50,6 +50,7 @@ class EgressRecord:
     payloads: Mapping[str, Mapping[str, tuple[int, ...]]]  # payload -> tensor name -> shape
     bytes: int
     sha256: str = ""  # only where bytes crossed a process
+    masked: bool = False  # what left says nothing by itself: the server sees the sum alone
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for the log."""
@@ -64,6 +65,7 @@ class EgressRecord:
             "blocks": plain(self.blocks),
             "payloads": plain(self.payloads),
             "sha256": self.sha256,
+            **({"masked": True} if self.masked else {}),
         }
 
 
