@@ -18,11 +18,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.config import Config
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.grid_wire import FlowerWire
 from fedloom.engines.flower.messages import answered, frame_of
 from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.silo import Agreement, Grant, Screening, SiloService
-from fedloom.engines.flower.wire import Wire
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, RemoteSilo
 from fedloom.runs.folder import RunFolder
@@ -110,7 +110,7 @@ class Deployment:
         """From the start, or on from the newest checkpoint where the folder is there."""
         torch.set_num_threads(1)
         path, experiment = self.path / folder, Experiment.of(self.config, remote(self.federation))
-        wire = Wire(self.grid, poll=0.005)
+        wire = FlowerWire(self.grid, poll=0.005)
         records = {silo.name: len(silo) for silo in self.federation.silos} if self.declared else {}
         engine = FlowerEngine(experiment.trainer, name, wire, self.rules, records, self.events.append)
         if path.is_dir():

@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedloom.config import Config
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grants import Grant
+from fedloom.engines.flower.grid_wire import FlowerWire
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.secure_frames import signed, words_to_sign
 from fedloom.engines.flower.secure_rounds import SecureEngine
 from fedloom.engines.flower.secure_silo import SecureSiloService
-from fedloom.engines.flower.wire import Wire
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, Silo
 from fedloom.privacy.signatures import fingerprint, public_line, sign
@@ -92,7 +92,7 @@ class SecureDeployment(Deployment):
         path, experiment = self.path / folder, Experiment.of(self.config, remote(self.federation))
         records = {silo.name: len(silo) for silo in self.federation.silos}
         keys = {silo: public_line(key_of(silo)) for silo in records}
-        wire = Wire(self.grid, poll=0.005)
+        wire = FlowerWire(self.grid, poll=0.005)
         engine = SecureEngine(experiment.trainer, name, wire, self.rules, records, keys, self.events.append)
         if path.is_dir():
             return experiment.resume(RunFolder.open(path), observer=observer, engine=engine)

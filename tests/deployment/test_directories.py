@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.control import Control, Node
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
+from fedloom.deployment.flower_serving import FlowerServing
 from fedloom.deployment.keys import make_authority, make_server_certificate, pem_of, read_public_key
-from fedloom.deployment.serving import Serving
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
@@ -127,10 +127,10 @@ class Told(Control):
         return True
 
 
-def served(home: ServerDirectory, link: Told) -> tuple[Serving, list[str]]:
+def served(home: ServerDirectory, link: Told) -> tuple[FlowerServing, list[str]]:
     """A server that is started, without processes, and what it says."""
     said: list[str] = []
-    serving = Serving(home, said.append)
+    serving = FlowerServing(home, said.append)
     serving.control = link
     return serving, said
 

@@ -17,13 +17,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedloom.cli import app
-from fedloom.deployment import gathering, server_app
+from fedloom.deployment import gathering, performing
 from fedloom.deployment.demo import Neighbourhood, settle
 from fedloom.deployment.directories import SiloDirectory, known_fingerprints
 from fedloom.deployment.signing import Signatory
 from fedloom.deployment.submissions import Submission
 from fedloom.deployment.worker import service
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.grid_wire import FlowerWire
 from fedloom.engines.flower.statement_frames import words_frame
 from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
@@ -56,7 +57,7 @@ class Town:
         config = config_of("method.name=fedvae", "data.silos=2", *overrides)
         name = str(RunFolder.open(where).environment["engine_choice"]["run"]) if where.is_dir() else ""
         submission = Submission.create(self.place.server, config, where, name)
-        problem = server_app.perform(self.place.server, submission.number, self.grid)
+        problem = performing.perform(self.place.server, submission.number, lambda _: FlowerWire(self.grid))
         assert problem == ""
         return where
 
@@ -83,7 +84,7 @@ def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
     monkeypatch.setattr(gathering, "TICK", 0.05)
     config = config_of()
     whole = build_federation(config.data, Streams(config.seed))
-    place = settle(tmp_path, replace(whole, silos=whole.silos[:3]), SECURE, PROMPT, proxy=False)
+    place = settle(tmp_path, replace(whole, silos=whole.silos[:3]), SECURE, PROMPT)
     handlers = {home.name: handler(home, data) for home, data in zip(place.silos, place.data, strict=True)}
     return Town(tmp_path, place, LocalGrid(handlers))
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,7 +20,8 @@ app = typer.Typer(
     help="Run experiments across machines: a server, and silos that stay home.",
 )
 
-TICK = 2.0  # seconds between two looks at the processes
+TICK = 1.0  # seconds between two looks at the processes
+Wire = Literal["direct", "flower"]
 ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
 SiloDir = Annotated[Path, typer.Argument(metavar="DIR", help="The silo's folder.", show_default=False)]
 
@@ -46,6 +47,7 @@ def init(
     records: Annotated[
         str, typer.Option(help="The most records of each silo, as a=600,b=450; none: all silos weigh the same.")
     ] = "",
+    wire: Annotated[Wire, typer.Option(help="By which silos and server speak.")] = "direct",
 ) -> None:
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.charter import Charter
@@ -62,6 +64,7 @@ def init(
         modality=modality,
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
+        wire=wire,
     )
     home = ServerDirectory.create(folder, charter, ServerSettings(), RoundRules())
     say_facts(
@@ -69,147 +72,59 @@ def init(
             "federation": f"{charter.name}, {len(charter.silos)} silos, {charter.address}",
             "authority": fingerprint(home.authority.encode()),
             "settings": str(folder / "federation.toml"),
-            "invitations": str(folder / "invitations"),
-            "next": "send each silo its invitation, and tell it the authority's fingerprint by another way",
+            "next": f"fedloom federation serve {folder}; send each silo its file of {folder / 'invitations'}, and tell "
+            "it the authority's fingerprint by another way",
         }
     )
-
-
-@app.command("enroll")
-def enroll(
-    invitation: Annotated[Path, typer.Argument(metavar="INVITATION", show_default=False)],
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="The silo's new folder.", show_default="./<silo>")
-    ] = None,
-) -> None:
-    """Accept an invitation: the silo's key is made here, and only its public half is to be sent back."""
-    from fedloom.deployment.directories import Invitation, SiloDirectory
-    from fedloom.deployment.keys import read_public_key
-    from fedloom.privacy.signatures import fingerprint
-
-    found = Invitation.read(invitation)
-    home = SiloDirectory.create(folder or Path(found.silo), found)
-    say_facts(
-        {
-            "silo": f"{found.silo} of federation {found.charter.name} at {found.charter.address}",
-            "authority": f"{found.fingerprint}   (compare with the coordinator's)",
-            "key": fingerprint(read_public_key(home.public_key)[1]),
-            "send": f"{home.public_key} to the coordinator, for 'fedloom federation admit'",
-            "policy": f"{home.path / 'policy.toml'} agrees to nothing yet: edit it",
-            "then": f"fedloom federation join {home.path} --data PATH",
-        }
-    )
-    say("")
-    say(home.public_key.read_text(encoding="utf-8").strip())
-
-
-@app.command("admit")
-def admit(
-    folder: ServerDir,
-    key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="What 'enroll' made.", show_default=False)],
-) -> None:
-    """Let the holder of a key join as the silo that it names; a server that runs notices by itself."""
-    from fedloom.deployment.directories import ServerDirectory
-
-    silo, found = ServerDirectory.open(folder).admit(key)
-    say_facts({"silo": silo, "key": f"{found}   (compare with the silo's)"})
-
-
-@app.command("renew")
-def renew(folder: ServerDir) -> None:
-    """Make a new server certificate, before the old one expires; silos trust it without being told."""
-    from fedloom.deployment.directories import ServerDirectory
-    from fedloom.deployment.keys import make_server_certificate
-
-    home = ServerDirectory.open(folder)
-    ends = make_server_certificate(home.keys, home.charter.host)
-    say(f"the server's certificate holds until {ends:%Y-%m-%d}; stop and start 'fedloom federation serve {folder}'")
 
 
 @app.command("serve")
 def serve(
     folder: ServerDir,
-    proxy: Annotated[bool, typer.Option(help="Put nginx before the SuperLink, which listens on loopback.")] = True,
+    proxy: Annotated[bool, typer.Option(help="Under the wire 'flower': put nginx before the SuperLink.")] = True,
 ) -> None:
-    """Run the server until Ctrl-C: SuperLink, proxy, and the register of who may join."""
+    """Run the server until Ctrl-C."""
     from fedloom.deployment.directories import ServerDirectory
-    from fedloom.deployment.processes import require_flower
-    from fedloom.deployment.serving import Serving
+    from fedloom.deployment.serving import serving
 
-    require_flower()
     home = ServerDirectory.open(folder)
-    with _stop_signals(), Serving(home, say, proxy=proxy) as serving:
+    with _stop_signals(), serving(home, say, proxy=proxy) as server:
         say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
-        _tend_until_stopped(serving.tend)
+        _tend_until_stopped(server.tend)
 
 
 @app.command("join")
 def join(
-    folder: SiloDir,
+    folder: Annotated[
+        Path, typer.Argument(metavar="INVITATION|DIR", help="An invitation, or a silo's folder.", show_default=False)
+    ],
     data: Annotated[
         Path, typer.Option(help="The silo's records: a table, an .npz file or a folder.", show_default=False)
     ],
     source: Annotated[
         str, typer.Option(help="How to read them: a data set's name.", show_default="npz, or images in a folder")
     ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="With an invitation: the silo's folder.", show_default="./<silo>")
+    ] = None,
+    proxy: Annotated[
+        str, typer.Option(help="An HTTP proxy on the way, http://host:port.", show_default="$https_proxy")
+    ] = "",
 ) -> None:
     """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
-    from fedloom.deployment.directories import SiloDirectory
+    from fedloom.cli.federation_keys import enrolled
+    from fedloom.deployment.directories import Invitation, SiloDirectory
     from fedloom.deployment.joining import Joining
-    from fedloom.deployment.processes import require_flower
 
-    require_flower()
-    home = SiloDirectory.open(folder)
-    with _stop_signals(), Joining(home, data, say, source=source) as joining:
+    if folder.is_file():
+        invitation = Invitation.read(folder)
+        folder = out or Path(invitation.silo)
+        home = SiloDirectory.open(folder) if SiloDirectory.is_at(folder) else enrolled(invitation, folder)
+    else:
+        home = SiloDirectory.open(folder)
+    with _stop_signals(), Joining(home, data, say, source=source, proxy=proxy) as joining:
         say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
         _tend_until_stopped(joining.tend)
-
-
-@app.command("statement")
-def statement(
-    folder: SiloDir,
-    bundle: Annotated[Path, typer.Argument(help="statements.json of the run's folder.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="The silo's records, as for 'join'.", show_default=False)],
-    source: Annotated[str, typer.Option(help="How to read them.", show_default="as for 'join'")] = "",
-    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="./<silo>.statement.json")] = None,
-) -> None:
-    """Sign what a run cost this silo's data and what left, into a file to be mailed: the silo missed the run's end."""
-    from fedloom.deployment.directories import SiloDirectory
-    from fedloom.deployment.signing import Signatory
-    from fedloom.deployment.worker import service
-    from fedloom.engines.flower.statement_frames import question, statement_in
-    from fedloom.privacy.statements import canonical, read_bundle
-    from fedloom.runs.files import write_atomically
-
-    home, asked = SiloDirectory.open(folder), question(read_bundle(bundle))
-    found = statement_in(Signatory.of(home).passed(asked, service(home, data, source).answer(asked)))
-    path = out or Path(f"{home.name}.statement.json")
-    write_atomically(path, canonical(found.to_mapping()) + b"\n")
-    say_facts(
-        {
-            "silo": home.name,
-            "run": found.body.run,
-            "epsilon": _epsilon(found.body.epsilon, found.body.delta),
-            "key": found.body.key,
-            "send": f"{path} to the coordinator, for 'fedloom federation collect'",
-        }
-    )
-
-
-@app.command("collect")
-def collect(
-    folder: ServerDir,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)],
-    statements: Annotated[list[Path], typer.Argument(help="What 'statement' made at silos.", show_default=False)],
-) -> None:
-    """Put statements that came by mail into a run's bundle."""
-    from fedloom.deployment.directories import ServerDirectory
-    from fedloom.deployment.gathering import collect
-    from fedloom.runs.folder import RunFolder
-
-    found = RunFolder.open(run)
-    lacking = collect(ServerDirectory.open(folder), found, statements)
-    say_facts({"bundle": str(found.statements), "missing": ", ".join(lacking) or "none"})
 
 
 @app.command("status")
@@ -240,9 +155,9 @@ def status(
         show_json(found)
         return
     say(f"federation '{found['name']}' at {found['address']}: " + ("served" if found["served"] else "not served"))
-    rows = table("silo", "group", "key", "there")
+    rows = table("silo", "group", "key", "there", "device")
     for silo in found["silos"]:
-        rows.add_row(silo["silo"], silo["group"], "admitted" if silo["admitted"] else "missing", silo["there"])
+        rows.add_row(silo["silo"], silo["group"], silo["key"], silo["there"], silo["device"])
     show(rows)
     for run in found["runs"]:
         say(f"{run['folder']}: {run['state']}")
@@ -257,9 +172,7 @@ def demo(
     """Run the embedded Mixed MNIST experiment on a whole federation of this machine, and stop it again."""
     from fedloom.config import load_config
     from fedloom.deployment.demo import demonstrate
-    from fedloom.deployment.processes import require_flower
 
-    require_flower()
     config = load_config("demo", [f"rounds={rounds}", f"data.silos={silos}", "participation.rate=1.0"])
     with _stop_signals():
         run = demonstrate(out, config, say)
@@ -294,12 +207,6 @@ def _stop_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _epsilon(epsilon: float, delta: float) -> str:
-    from fedloom.privacy.ledger import format_epsilon
-
-    return f"{format_epsilon(epsilon)} at delta {delta:g}" if epsilon < float("inf") else "no DP guarantee"
 
 
 def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.settings import parse
@@ -30,6 +30,7 @@ class Charter:
     classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
     # The most records that each silo will ever claim, which are its weight; empty: all silos weigh the same.
     records: dict[str, int] = field(default_factory=dict)
+    wire: Literal["direct", "flower"] = "direct"  # by which silos and server speak
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -64,7 +65,7 @@ class Charter:
         missing = sorted({"name", "address", "silos", "shape"} - set(mapping))
         if missing:
             raise ConfigError(f"a charter needs '{missing[0]}'")
-        return parse(cls, mapping)
+        return parse(cls, {"wire": "flower", **mapping})  # which a charter of an earlier version does not say
 
     def to_mapping(self) -> dict[str, Any]:
         """The charter as a table of TOML, which :meth:`of` reads back."""
@@ -74,6 +75,7 @@ class Charter:
             "shape": list(self.shape),
             "modality": self.modality,
             "classes": list(self.classes),
+            "wire": self.wire,
             "silos": dict(self.silos),
             "records": dict(self.records),
         }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedloom.deployment.apps import archive, digest
 from fedloom.deployment.directories import ServerDirectory
+from fedloom.deployment.submissions import Submission
 from fedloom.errors import FedloomError, MissingExtraError
 
 try:
@@ -123,3 +124,40 @@ class Control:
         except httpx.HTTPError as error:
             said = error.response.text if isinstance(error, httpx.HTTPStatusError) else str(error)
             raise FedloomError(f"the SuperLink does not {purpose}: {said or error}") from error
+
+
+@dataclass
+class FlowerConductor:
+    """The contract of a conductor kept through those calls."""
+
+    home: ServerDirectory
+    _number: int = 0  # Flower's, of the run that was started
+
+    @property
+    def _control(self) -> Control:
+        return Control(self.home)
+
+    @property
+    def answers(self) -> bool:
+        """Whether the SuperLink is there."""
+        return self._control.answers
+
+    def silos(self) -> dict[str, dict[str, Any]]:
+        """As Flower calls it; on what device a silo trains is not told by this wire."""
+        nodes = self._control.nodes()
+        return {node.silo: {"there": node.status, "device": ""} for node in nodes if node.status != TAKEN_BACK}
+
+    def start(self, submission: Submission) -> None:
+        """As a run of Flower's."""
+        self._number = self._control.start(submission.number)
+
+    def ending(self) -> str:
+        """Flower's word for how the run ended; empty while it has not, or while nobody can say."""
+        try:
+            return self._control.ending(self._number)
+        except FedloomError:  # a SuperLink that is busy, or is just being started again
+            return ""
+
+    def stop(self) -> None:
+        """At Flower's side."""
+        self._control.stop(self._number)

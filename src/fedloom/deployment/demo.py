@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
-from fedloom.deployment.serving import Serving
+from fedloom.deployment.serving import Serving, serving
 from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment
@@ -45,7 +46,14 @@ class Neighbourhood:
 
 
 def settle(
-    folder: Path, federation: Federation, policy: str, rules: RoundRules, *, proxy: bool, public: bool = False
+    folder: Path,
+    federation: Federation,
+    policy: str,
+    rules: RoundRules,
+    *,
+    wire: Literal["direct", "flower"] = "direct",
+    proxy: bool = False,
+    public: bool = False,
 ) -> Neighbourhood:
     """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission."""
     port = free_port()
@@ -59,6 +67,7 @@ def settle(
         modality=federation.modality.name,
         classes=federation.classes,
         records={silo.name: len(silo) for silo in federation.silos},
+        wire=wire,
     )
     public_set = folder / "public.npz"
     settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
@@ -95,11 +104,11 @@ def write_records(path: Path, federation: Federation, train: Records, test: Reco
 
 @contextmanager
 def running(
-    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool
+    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool = False
 ) -> Iterator[tuple[Serving, list[Joining]]]:
     """All its processes, looked after in the background, until the block ends."""
     with ExitStack() as stack:
-        serving = stack.enter_context(Serving(place.server, say, proxy=proxy))
+        server = stack.enter_context(serving(place.server, say, proxy=proxy))
         joined = [
             stack.enter_context(Joining(home, data, say, place.registry))
             for home, data in zip(place.silos, place.data, strict=True)
@@ -108,14 +117,14 @@ def running(
 
         def tend() -> None:
             while not over.wait(TICK):
-                serving.tend()
+                server.tend()
                 for each in joined:
                     each.tend()
 
         watch = threading.Thread(target=tend, daemon=True)
         watch.start()
         try:
-            yield serving, joined
+            yield server, joined
         finally:
             over.set()
             watch.join()
@@ -130,9 +139,9 @@ def demonstrate(folder: Path, config: Config, say: Callable[[str], None]) -> Pat
         blocks=_listed(name for name, rule in plan.blocks.items() if rule.up),
         payloads=_listed(payload.name for payload in plan.payloads),
     )
-    place = settle(folder, federation, policy, RoundRules(), proxy=False, public=True)
+    place = settle(folder, federation, policy, RoundRules(), public=True)
     say(f"{len(place.silos)} silos and a server, each a process of its own with a folder of its own in {folder}")
-    with running(place, say, proxy=False):
+    with running(place, say):
         run_at(place.server, config, folder / "run", say)
     return folder / "run"
 

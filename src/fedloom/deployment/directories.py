@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
 from fedloom.deployment.charter import Charter
+from fedloom.deployment.doors import Door
 from fedloom.deployment.keys import (
+    code_key,
     make_authority,
+    make_code,
     make_node_key,
     make_server_certificate,
+    make_silo_certificate,
     read_public_key,
 )
 from fedloom.deployment.policy import Policy, policy_text
@@ -22,9 +27,6 @@ from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
 from fedloom.settings import at_least, parse, read_toml
-
-if TYPE_CHECKING:
-    from fedloom.deployment.door import Door
 
 FEDERATION, SILO, POLICY = "federation.toml", "silo.toml", "policy.toml"
 HEADING = """\
@@ -55,15 +57,14 @@ class ServerDirectory:
         home = cls(path)
         path.chmod(0o700)
         tree = {"charter": charter.to_mapping(), "server": asdict(settings), "rounds": asdict(rules)}
-        for folder in (home.keys, home.path / "invitations", home.admitted, home.flower, home.logs):
+        for folder in (home.keys, path / "invitations", home.admitted, home.pending, home.flower, home.logs):
             folder.mkdir()
         home.keys.chmod(0o700)
         make_authority(home.keys, charter.name)
         make_server_certificate(home.keys, charter.host)
-        for silo in charter.silos:
-            invitation = Invitation(silo, charter, home.authority)
-            write_atomically(home.path / "invitations" / f"{silo}.toml", invitation.to_toml().encode())
         write_atomically(path / FEDERATION, (HEADING + tomli_w.dumps(tree)).encode())
+        for silo in charter.silos:
+            home.invite(silo)
         return home
 
     @classmethod
@@ -105,16 +106,70 @@ class ServerDirectory:
         return self.path / "admitted"
 
     @property
+    def pending(self) -> Path:
+        """Public keys of those who were invited, and ask to be admitted."""
+        return self.path / "pending"
+
+    @property
     def flower(self) -> Path:
-        """Where Flower keeps its files."""
+        """Where Flower keeps its files, under the wire of that name."""
         return self.path / "flower"
 
     @property
-    def door(self) -> Door:
-        """Where its SuperLink is reached on this machine."""
-        from fedloom.deployment.door import Door
+    def post(self) -> Path:
+        """Orders and answers that are on their way, under the direct wire."""
+        return self.path / "post"
 
+    @property
+    def door(self) -> Door:
+        """Where its SuperLink, or its hub, is reached on this machine."""
         return Door(self.flower / "door")
+
+    @property
+    def listening(self) -> str:
+        """Where it takes calls of silos, host:port."""
+        listen = self.settings.listen or str(self.charter.port)
+        return listen if ":" in listen else f"[::]:{listen}"
+
+    def invitation(self, silo: str) -> Path:
+        """The file that invites a silo."""
+        return self.path / "invitations" / f"{silo}.toml"
+
+    def certificate(self, silo: str) -> Path:
+        """The newest certificate of a silo that was admitted."""
+        return self.admitted / f"{silo}.crt"
+
+    def invite(self, silo: str) -> Path:
+        """A new invitation, which makes the silo's older ones worthless; under the direct wire with a one-time code."""
+        self.charter.index(silo)
+        code = make_code(self.keys, silo) if self.charter.wire == "direct" else ""
+        path = self.invitation(silo)
+        write_atomically(path, Invitation(silo, self.charter, self.authority, code).to_toml().encode(), 0o600)
+        (self.pending / f"{silo}.pub").unlink(missing_ok=True)
+        return path
+
+    def asking(self) -> dict[str, str]:
+        """The fingerprint of each silo's key that waits to be admitted."""
+        return {
+            silo: fingerprint(read_public_key(path)[1])
+            for silo in self.charter.silos
+            if (path := self.pending / f"{silo}.pub").is_file()
+        }
+
+    def revoke(self, silo: str) -> None:
+        """Take an admission back: the silo's key and certificate are worth nothing from now on."""
+        self.charter.index(silo)
+        for path in (self.admitted / f"{silo}.pub", self.certificate(silo), self.pending / f"{silo}.pub"):
+            path.unlink(missing_ok=True)
+        self.invitation(silo).unlink(missing_ok=True)
+
+    def renew(self) -> datetime:
+        """New certificates of the server and of all admitted silos, which fetch theirs; returns when they expire."""
+        ends = make_server_certificate(self.keys, self.charter.host)
+        if self.charter.wire == "direct":
+            for silo, line in self.keys_admitted().items():
+                write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
+        return ends
 
     @property
     def logs(self) -> Path:
@@ -131,7 +186,10 @@ class ServerDirectory:
         silo, line = read_public_key(key)
         if silo not in self.charter.silos:
             raise ConfigError(f"{key}: " + unknown("silo", silo, self.charter.silos))
+        if self.charter.wire == "direct":
+            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
         write_atomically(self.admitted / f"{silo}.pub", line + b"\n")
+        (self.pending / f"{silo}.pub").unlink(missing_ok=True)
         return silo, fingerprint(line)
 
     def keys_admitted(self) -> dict[str, bytes]:
@@ -143,15 +201,21 @@ class ServerDirectory:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a silo is told to join with: nothing in it is secret, but it must come from the right hands."""
+    """What a silo is told to join with; it must come from the right hands.
+
+    Its one-time code lets whoever has it ask to be admitted, and do nothing else. The coordinator admits a key whose
+    fingerprint the silo has told by another way.
+    """
 
     silo: str
     charter: Charter
     authority: str  # certificate
+    code: str = ""  # under the direct wire
 
     def to_toml(self) -> str:
         """The text of the file that the coordinator sends."""
-        tree = {"silo": self.silo, "authority": self.authority, "charter": self.charter.to_mapping()}
+        code = {"code": self.code} if self.code else {}
+        tree = {"silo": self.silo, "authority": self.authority, **code, "charter": self.charter.to_mapping()}
         return tomli_w.dumps(tree, multiline_strings=True)
 
     @classmethod
@@ -159,7 +223,8 @@ class Invitation:
         """The invitation in a file; the silo must be one of its charter."""
         tree = read_toml(path)
         try:
-            invitation = cls(str(tree["silo"]), Charter.of(tree["charter"]), str(tree["authority"]))
+            code = str(tree.get("code", ""))
+            invitation = cls(str(tree["silo"]), Charter.of(tree["charter"]), str(tree["authority"]), code)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} is no invitation: it lacks {error}") from error
         invitation.charter.index(invitation.silo)
@@ -169,6 +234,11 @@ class Invitation:
     def fingerprint(self) -> str:
         """Of the authority, to compare with the coordinator's."""
         return fingerprint(self.authority.encode())
+
+    @property
+    def code_key(self) -> bytes:
+        """The public key of its code."""
+        return code_key(self.code)
 
 
 @dataclass(frozen=True)
@@ -232,6 +302,16 @@ class SiloDirectory:
     def public_key(self) -> Path:
         """The key that the coordinator needs to admit the silo."""
         return self.path / "node.pub"
+
+    @property
+    def certificate(self) -> Path:
+        """Shows the server whose the silo's key is, once it is admitted."""
+        return self.post / "node.crt"
+
+    @property
+    def post(self) -> Path:
+        """Orders and answers that are on their way, under the direct wire."""
+        return self.path / "post"
 
     @property
     def logs(self) -> Path:

@@ -1,6 +1,6 @@
 """A silo's processes: the worker, which has the records and no network, and the node, which has the key and no records.
 
-Both are started again when they die.
+Both are started again when they die. Without bubblewrap to keep them apart, one process is both under the direct wire.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 
 from fedloom.deployment.confinement import Rights, bubblewrap, confined
 from fedloom.deployment.directories import SiloDirectory
-from fedloom.deployment.processes import Child, Household, flower_environment, locked
+from fedloom.deployment.processes import Child, Household, flower_environment, locked, troubles
 from fedloom.errors import FedloomError
 from fedloom.privacy.registry import KEY, VARIABLE, LedgerRegistry, registry_folder
 
@@ -36,6 +36,8 @@ class Joining:
     say: Callable[[str], None]
     registry: Path = field(default_factory=registry_folder)
     source: str = ""  # of the records, where the data do not speak for themselves
+    proxy: str = ""  # by which the server is reached, under the direct wire
+    apart: bool = field(default_factory=lambda: bool(bubblewrap()))  # whether key and records have a process each
     household: Household = field(default_factory=Household)
 
     def __enter__(self) -> Joining:
@@ -48,8 +50,11 @@ class Joining:
         if not bubblewrap():
             self.say(UNCONFINED)
         try:
-            self.worker = self.household.add(self._worker())
-            self.node = self.household.add(self._node())
+            if self._direct and not self.apart:
+                self.worker = self.node = self.household.add(self._silo())
+            else:
+                self.worker = self.household.add(self._worker())
+                self.node = self.household.add(self._node())
         except BaseException:
             self.__exit__()
             raise
@@ -62,8 +67,11 @@ class Joining:
 
     def tend(self) -> None:
         """Look after them; to be called every few seconds."""
-        for trouble in self.node.news():
-            self.say(f"node: {trouble}")
+        news = self.node.news()
+        for trouble in troubles(news):
+            self.say(f"{self.node.name}: {trouble}")
+        if "INFO connected" in news:
+            self.say(f"silo '{self.home.name}' is connected with {self.home.invitation.charter.address}")
         for child in self.household.tend():
             if child is self.worker and child.process is not None and child.process.returncode == 2:
                 raise FedloomError(re.sub(r"^[^A-Z]*ERROR ", "", child.last_words()))
@@ -102,10 +110,35 @@ class Joining:
 
     def _node(self) -> Child:
         """It reads its key, reaches the server, and sees no record."""
-        home = self.home.path.resolve()
-        flower = home / "flower"
-        flower.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "fedloom.deployment.node", str(home), str(self._runtime / "worker")]
         key = self.registry.resolve() / KEY  # with which it could guess at records by their digests
-        rights = Rights(writes=(flower,), never_sees=(self.data.resolve(), key), network=True)
+        rights = Rights(writes=self._mail, never_sees=(self.data.resolve(), key), network=True)
+        socket = str(self._runtime / "worker")
+        if self._direct:
+            command = self._direct_process(socket)
+            return Child("node", confined(command, rights), self.home.logs / "node.log", dict(os.environ))
+        home, (flower,) = self.home.path.resolve(), self._mail
+        command = [sys.executable, "-m", "fedloom.deployment.node", str(home), socket]
         return Child("node", confined(command, rights), self.home.logs / "node.log", flower_environment(flower))
+
+    def _silo(self) -> Child:
+        """Worker and node in one, for which there would be no wall between them."""
+        command = [*self._direct_process(""), str(self.data.resolve()), self.source]
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, VARIABLE: str(self.registry.resolve())}
+        return Child("silo", command, self.home.logs / "silo.log", environment, holds=(self._lock.fileno(),))
+
+    def _direct_process(self, socket: str) -> list[str]:
+        module = "fedloom.deployment.direct.silo_process"
+        return [sys.executable, "-m", module, str(self.home.path.resolve()), self.proxy, socket]
+
+    @property
+    def _direct(self) -> bool:
+        return self.home.invitation.charter.wire == "direct"
+
+    @property
+    def _mail(self) -> tuple[Path, ...]:
+        """Where the node may write; folders that are there."""
+        home = self.home.path.resolve()
+        folders = (home / "post",) if self._direct else (home / "flower",)
+        for folder in folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        return folders

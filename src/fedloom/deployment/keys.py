@@ -19,7 +19,8 @@ except ModuleNotFoundError as error:
     raise MissingExtraError(f"a federation needs the package '{error.name}'; pip install 'fedloom[flower]'") from error
 
 CURVE = ec.SECP384R1()
-CA_DAYS, SERVER_DAYS = 3650, 825
+CA_DAYS, SERVER_DAYS, SILO_DAYS, INVITATION_DAYS = 3650, 825, 365, 30
+INVITED = "invited:"  # no silo's name has a colon
 COMMENT = "fedloom:"
 
 
@@ -51,29 +52,75 @@ def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) ->
 
     Returns when the certificate expires.
     """
-    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(CURVE)
-    hosts = dict.fromkeys((host, "localhost", "127.0.0.1"))
-    certificate = (
-        _certificate(
-            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]), authority.subject, key.public_key(), days
-        )
-        .add_extension(x509.SubjectAlternativeName([_host(name) for name in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .sign(signer, hashes.SHA384())
-    )
+    hosts = x509.SubjectAlternativeName([_host(name) for name in dict.fromkeys((host, "localhost", "127.0.0.1"))])
+    certificate = _signed(folder, host, key.public_key(), days, ExtendedKeyUsageOID.SERVER_AUTH, hosts)
     fresh = folder / "server.key.new"
     fresh.unlink(missing_ok=True)
     write_secret(fresh, _pem(key))
     fresh.replace(folder / "server.key")
     write_atomically(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
     return certificate.not_valid_after_utc
+
+
+def make_silo_certificate(folder: Path, silo: str, line: bytes, days: int = SILO_DAYS) -> bytes:
+    """A certificate that lets the holder of a key call as a silo, signed by the authority in the folder."""
+    key = serialization.load_ssh_public_key(line)
+    assert isinstance(key, ec.EllipticCurvePublicKey)  # whoever read the line has seen to it
+    certificate = _signed(folder, silo, key, days, ExtendedKeyUsageOID.CLIENT_AUTH)
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def make_code(folder: Path, silo: str, days: int = INVITATION_DAYS) -> str:
+    """A one-time code: a key and a certificate that let its holder do no more than ask for admission as a silo."""
+    key = ec.generate_private_key(CURVE)
+    certificate = _signed(folder, INVITED + silo, key.public_key(), days, ExtendedKeyUsageOID.CLIENT_AUTH)
+    return (_pem(key) + certificate.public_bytes(serialization.Encoding.PEM)).decode()
+
+
+def code_key(code: str) -> bytes:
+    """The public key of a one-time code."""
+    return key_line(x509.load_pem_x509_certificate(code.encode()))
+
+
+def client_key(data: bytes) -> bytes:
+    """A silo's key in the form in which TLS takes it."""
+    key = serialization.load_ssh_private_key(data, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return _pem(key)
+
+
+def key_line(certificate: x509.Certificate) -> bytes:
+    """The public key of a certificate, as a silo's folder and the register have it."""
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError("a silo's certificate must be of an elliptic curve")
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def _signed(
+    folder: Path,
+    name: str,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    use: x509.ObjectIdentifier,
+    hosts: x509.SubjectAlternativeName | None = None,
+) -> x509.Certificate:
+    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = _certificate(subject, authority.subject, key, days)
+    if hosts is not None:
+        builder = builder.add_extension(hosts, critical=False)
+    return (
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
 
 
 def make_node_key(folder: Path, silo: str) -> Path:

@@ -1,4 +1,4 @@
-"""How the process that Flower starts for every message reaches the silo's worker, which stays. Nothing needs torch."""
+"""How the process that has the silo's key reaches its worker, which has the records. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.errors import FedloomError
 
 REFUSED = "refused: "  # begins every line of a silo's logs that says so, which 'join' and 'status' show
+DEVICE = "device"  # the question on what a worker trains
 PATIENCE = 120.0  # seconds in which a worker may start again
 
 

@@ -123,13 +123,13 @@ class Child:
             self.start()
         return False
 
-    def news(self) -> list[str]:
-        """The troubles that it has written into its log since the last look."""
+    def news(self) -> str:
+        """The whole lines that it has written into its log since the last look."""
         with self.log.open("rb") as log:
             log.seek(self.heard)
             lines, end, _ = log.read().rpartition(b"\n")
         self.heard += len(lines + end)
-        return troubles(lines.decode(errors="replace"))
+        return lines.decode(errors="replace")
 
     def signal(self, number: int) -> None:
         """To it and all that it started, as long as anybody of them is left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.deployment.control import TAKEN_BACK, Control
+from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
 from fedloom.deployment.link import REFUSED
 from fedloom.deployment.processes import is_locked
@@ -16,16 +16,18 @@ RUNS, REFUSALS = 5, 10  # the newest
 
 def server_status(home: ServerDirectory) -> dict[str, Any]:
     """Plain values for a table or as JSON."""
-    charter, control, admitted = home.charter, Control(home), home.keys_admitted()
-    served = control.answers
-    nodes = {node.silo: node.status for node in control.nodes() if node.status != TAKEN_BACK} if served else {}
+    charter, conductor, admitted, asking = home.charter, conductor_of(home), home.keys_admitted(), home.asking()
+    served = conductor.answers
+    known = conductor.silos() if served else {}
     silos = []
     for silo, group in charter.silos.items():
-        there = nodes.get(silo, "never joined" if served else "unknown")
-        silos.append({"silo": silo, "group": group, "admitted": silo in admitted, "there": there})
+        facts = known.get(silo, {"there": "offline" if served else "unknown", "device": ""})
+        key = "admitted" if silo in admitted else f"asks: {asking[silo]}" if silo in asking else "missing"
+        silos.append({"silo": silo, "group": group, "admitted": silo in admitted, "key": key, **facts})
     return {
         "name": charter.name,
         "address": charter.address,
+        "wire": charter.wire,
         "served": served,
         "silos": silos,
         "runs": [_run(home, path.stem) for path in _newest(home)],

@@ -54,6 +54,29 @@ class Submission:
         return self.path.stem
 
     @property
+    def lock(self) -> Path:
+        """Held by whoever carries the run out."""
+        return self.path.with_name(f"{self.run}.lock")
+
+    @property
+    def stopping(self) -> Path:
+        """There once the coordinator has stopped it."""
+        return self.path.with_suffix(".stop")
+
+    @classmethod
+    def unfinished(cls, home: ServerDirectory) -> list[Submission]:
+        """All that have no end yet, oldest first; of a run that was handed in anew the newest alone."""
+        found: dict[str, Submission] = {}
+        paths = (home.path / "submissions").glob("*.json")
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+            submission = cls.open(home, path.stem)
+            if submission.problem is None:
+                found[submission.run] = submission
+            else:
+                found.pop(submission.run, None)
+        return list(found.values())
+
+    @property
     def _ending(self) -> Path:
         return self.path.with_suffix(".end")
 

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.deployment.control import Control
+from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.gathering import unsigned
-from fedloom.deployment.processes import require_flower
 from fedloom.deployment.submissions import Submission
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 
-TICK, ASK_FLOWER = 1.0, 20.0  # seconds
+TICK, ASK_SERVER = 0.5, 10.0  # seconds
 TROUBLE = {"failed", "refused", "rejected", "late", "missing", "unstated"}
 
 
@@ -56,17 +55,16 @@ def _check(home: ServerDirectory, config: Config) -> None:
 
     if config.data.layout != "federated" or config.audit.canaries:
         raise ConfigError("a federation has no centralised layout (data.layout) and no canaries (audit.canaries)")
-    require_flower()
     experiment = Experiment.of(config, home.charter.at_the_server())
     if shares_noise(config):
         check_shared(config, experiment.federation, experiment.method, home.charter.records)
-    if not Control(home).answers:
+    if not conductor_of(home).answers:
         raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
 
 
 def _follow(home: ServerDirectory, submission: Submission, say: Callable[[str], None]) -> None:
-    control = Control(home)
-    number = control.start(submission.number)
+    conductor = conductor_of(home)
+    conductor.start(submission)
     rounds = _new_lines(submission.folder / "metrics.jsonl")
     events = _new_lines(submission.folder / "silos.jsonl")
     asked = time.monotonic()
@@ -82,27 +80,19 @@ def _follow(home: ServerDirectory, submission: Submission, say: Callable[[str], 
                 say(f"{said}  {len(row['participants'])} silos, {row['seconds']:.1f} s")
             if ended:
                 break
-            if time.monotonic() - asked > ASK_FLOWER:
+            if time.monotonic() - asked > ASK_SERVER:
                 asked = time.monotonic()
-                if (status := _has_ended(control, number)) and submission.problem is None:
+                if (status := conductor.ending()) and submission.problem is None:
                     raise FedloomError(
                         f"the run's process at the server has ended ({status}; {home.logs / 'executor.log'} says "
                         f"more); 'fedloom resume {submission.folder} --federation {home.path}' goes on"
                     )
             time.sleep(TICK)
     except KeyboardInterrupt:
-        control.stop(number)
+        conductor.stop()
         raise
     if submission.problem:
         raise FedloomError(submission.problem)
-
-
-def _has_ended(control: Control, number: int) -> str:
-    """Flower's word for how a run ended; empty while it has not, or while nobody can say."""
-    try:
-        return control.ending(number)
-    except FedloomError:  # a SuperLink that is busy, or is just being started again
-        return ""
 
 
 def _new_lines(path: Path) -> Iterator[list[dict[str, Any]]]:

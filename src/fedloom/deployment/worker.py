@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import torch
 from fedloom.config import Config
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import SiloDirectory
+from fedloom.deployment.link import DEVICE
 from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant
+from fedloom.engines.flower.grants import Grant, training_device
 from fedloom.engines.flower.secure_silo import SecureSiloService
 from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import RefusedError
@@ -56,16 +58,40 @@ def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
     )
 
 
-def main(home: str, data: str, socket: str, source: str = "") -> None:
-    """Serve until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+def answering(folder: Path, data: Path, source: str = "") -> Callable[[Frame], Frame]:
+    """How this process answers whatever a silo is asked; it stays as it is prepared here."""
     # Numbers below 1.2e-38 take many times as long, and whoever sets weights can have a single record make them. This
     # comes before torch has other threads, which take it over from the one that starts them.
     torch.set_flush_denormal(True)
     torch.backends.cudnn.allow_tf32 = False  # a silo with a GPU computes in float32 as the others do
+    home = SiloDirectory.open(folder)
+    found = service(home, data, source)
+
+    def answer(frame: Frame) -> Frame:
+        if frame.kind == DEVICE:
+            return Frame({"kind": DEVICE, "device": device_of(home.policy())})
+        start = time.perf_counter()
+        answered = found.answer(frame)
+        seconds = time.perf_counter() - start
+        asked = f"round {frame.header['round']}" if "round" in frame.header else frame.kind
+        log.info("%s: %s after %.3f seconds", asked, answered.kind, seconds)
+        return answered
+
+    return answer
+
+
+def device_of(policy: Policy) -> str:
+    """What a person is told of where a silo trains."""
+    device = training_device(policy.device, private=policy.privacy == "dp-sgd")
+    return f"cuda, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def main(home: str, data: str, socket: str, source: str = "") -> None:
+    """Serve until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        answering = service(SiloDirectory.open(Path(home)), Path(data), source)
+        answer = answering(Path(home), Path(data), source)
     except FedloomError as error:
         log.error("%s", error)
         sys.exit(2)
@@ -75,12 +101,7 @@ def main(home: str, data: str, socket: str, source: str = "") -> None:
         while True:
             try:
                 with listener.accept() as connection:
-                    frame, start = Frame.of_bytes(connection.recv_bytes()), time.perf_counter()
-                    answer = answering.answer(frame)
-                    seconds = time.perf_counter() - start
-                    asked = f"round {frame.header['round']}" if "round" in frame.header else frame.kind
-                    log.info("%s: %s after %.3f seconds", asked, answer.kind, seconds)
-                    connection.send_bytes(answer.to_bytes())
+                    connection.send_bytes(answer(Frame.of_bytes(connection.recv_bytes())).to_bytes())
             except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
                 log.warning("a question came to nothing: %s", error)
 

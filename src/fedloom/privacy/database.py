@@ -25,6 +25,10 @@ class Database:
     SCHEMA: ClassVar[int]
     TABLES: ClassVar[tuple[str, ...]]
     MIGRATIONS: ClassVar[Mapping[int, tuple[str, ...]]] = {}  # older schema -> what makes it the present one
+    # One file that is whole after every commit: no log beside it that a copy could leave behind, and what is written
+    # over is not left in the file.
+    PRAGMAS: ClassVar[tuple[str, ...]] = ("journal_mode = DELETE", "synchronous = EXTRA", "secure_delete = ON")
+    THREADS: ClassVar[bool] = False  # whether several threads of a process use it, one at a time
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
@@ -33,7 +37,8 @@ class Database:
                 address = f"{path.absolute().as_uri()}?mode=ro"
                 self._connection = sqlite3.connect(address, uri=True, timeout=GLANCE, isolation_level=None)
             else:
-                self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
+                own = not self.THREADS
+                self._connection = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=own)
                 self._prepare()
         application, self._schema = self._version
         readable = {self.SCHEMA, *(self.MIGRATIONS if read_only else ())}
@@ -43,10 +48,8 @@ class Database:
 
     def _prepare(self) -> None:
         """Make the tables, or bring those of an older version up to date."""
-        # One file that is whole after every commit: no log beside it that a copy could leave behind.
-        self._connection.execute("PRAGMA journal_mode = DELETE")
-        self._connection.execute("PRAGMA synchronous = EXTRA")
-        self._connection.execute("PRAGMA secure_delete = ON")  # what is written over is not left in the file
+        for pragma in self.PRAGMAS:
+            self._connection.execute(f"PRAGMA {pragma}")
         with self._transaction():
             application, schema = self._version
             statements: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from torch import Tensor
 import fedloom.engines.flower.round_store
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Result, RoundReport, conclude, participants_of
-from fedloom.engines.flower import rounds, wire
+from fedloom.engines.flower import grid_wire, rounds
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.rounds import ShortRoundError
@@ -153,10 +153,10 @@ def test_who_is_there_is_known_from_before_while_flower_cannot_say(
     monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     grid, over = LocalGrid({BAD: refusal_of}), threading.Event()
-    asking = wire.Wire(grid)
+    asking = grid_wire.FlowerWire(grid)
     before = asking.online()
     assert list(before) == [BAD]
-    monkeypatch.setattr(wire, "LOOK", 0.5)
+    monkeypatch.setattr(grid_wire, "LOOK", 0.5)
 
     def get_nodes() -> list[Any]:
         if trouble == "it raises":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -35,13 +36,17 @@ class Frame:
         """The bytes of its parts."""
         return sum(map(len, self.parts.values()))
 
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Of each part: by it a part is named, kept and sent once."""
+        return {name: sha256(part).hexdigest() for name, part in self.parts.items()}
+
     @property
     def sha256(self) -> str:
-        """A digest of all parts, with their names."""
+        """A digest of all parts, with their names; no byte of a part is looked at twice for it."""
         found = sha256()
         for name, part in sorted(self.parts.items()):
-            found.update(f"{name}/{len(part)}/".encode())
-            found.update(part)
+            found.update(f"{name}/{len(part)}/{self.digests[name]}/".encode())
         return found.hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -62,10 +67,12 @@ class Frame:
             index = json.loads(data[start:end])
             parts = {}
             for name, length in index["parts"]:
-                parts[str(name)] = data[end : end + length]
+                if not isinstance(name, str) or name in parts or type(length) is not int or length < 0:
+                    raise ValueError("its parts are not told apart")
+                parts[name] = data[end : end + length]
                 end += length
             if end != len(data):
                 raise ValueError(f"it has {len(data)} bytes instead of {end}")
             return cls(dict(index["header"]), parts)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FedloomError(f"this is no whole frame: {error}") from error

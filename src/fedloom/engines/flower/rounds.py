@@ -176,6 +176,8 @@ class FlowerEngine:
             questions.append(Question(name, online[name], context.round, self._order(progress, silo)))
             progress.tries[silo] = tries + 1
             before = self._owed.get(silo)
+            if before and before.round != context.round and rules.stragglers == "drop":
+                self._wire.withdraw(name, before.round)  # it was away, and must not begin with what nobody takes
             times = before.times if before and before.round == context.round else 0
             self._owed[silo] = _Owed(context.round, online[name], clock(), times + 1)
             self._journal(Event(context.round, name, "asked", bytes=questions[-1].frame.size))

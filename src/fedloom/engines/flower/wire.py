@@ -1,45 +1,38 @@
-"""Asking silos through Flower's grid: every question waits for its answer in a thread of its own.
+"""The wire as a contract: who is there, order, deliver, answer, withdraw. Rounds know no more of how silos are reached.
 
-Flower's calls may block far beyond their own timeouts. Here only a thread that waits for one silo can be held up, and
-whoever reads the answers decides how long to wait.
+A wire promises that
+
+- a silo is known by the name that was admitted, never by what it says;
+- to each question comes one answer or one problem, within about its patience; what a wire says of another silo never
+  keeps this one's from coming;
+- a question that is put again, by this server or by the one that takes its place, is the same question where its bytes
+  are: whoever has answered it is not asked to work anew, unless the answer was that it failed;
+- an answer is at most as long as its question allows, and whole, bit for bit;
+- a question that was withdrawn is answered no more.
+
+``tests/deployment/test_wires.py`` holds every wire to it.
 """
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
-
-from flwr.app import Message
+from typing import Protocol
 
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.messages import asked, frame_of
 
-POLL = 0.3  # seconds between two looks for an answer
-LOOK = 5.0  # seconds that a look at who is there may take
-
-log = logging.getLogger(__name__)
+LIMIT = 64 * 2**20  # bytes that an answer may have where nobody says more
 
 
-class FlowerGrid(Protocol):
-    """What is used of Flower's grid."""
+@dataclass(frozen=True)
+class Question:
+    """A frame for a silo; of what kind and what is in it is a matter of those who ask and answer."""
 
-    def get_nodes(self) -> Any:
-        """Nodes that are online, each with ``node_id`` and the ``name`` that it was registered under."""
-        ...
-
-    def push_messages(self, messages: Any) -> Any:
-        """Send; the ids of the messages."""
-        ...
-
-    def pull_messages(self, message_ids: Any) -> Any:
-        """Answers that are there."""
-        ...
+    silo: str
+    node: int  # under which number the silo was there when it was asked
+    round: int
+    frame: Frame
+    limit: int = LIMIT  # bytes of the answer's parts
 
 
 @dataclass(frozen=True)
@@ -53,91 +46,25 @@ class Answer:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Question:
-    """A frame for a silo's node."""
-
-    silo: str
-    node: int
-    round: int
-    frame: Frame
-
-
-class Wire:
+class Wire(Protocol):
     """Questions to silos, and their answers in the order in which they come."""
 
-    def __init__(self, grid: FlowerGrid, poll: float = POLL) -> None:
-        self._grid, self._poll = grid, poll
-        self._answers: queue.Queue[Answer] = queue.Queue()
-        self._closed = threading.Event()
-        self._seen: dict[str, int] = {}
-        self._look: threading.Thread | None = None
+    def online(self) -> Mapping[str, int]:
+        """The silos that are there now, each with a number that is another once it has been away."""
+        ...
 
-    def online(self) -> dict[str, int]:
-        """The nodes of silos that are there now, by name; as they were last seen, where Flower cannot say now."""
-        if self._look is None or not self._look.is_alive():
-            self._look = _in_background(self._see)
-        self._look.join(LOOK)
-        return self._seen
-
-    def _see(self) -> None:
-        try:
-            self._seen = {node.name: node.node_id for node in self._grid.get_nodes()}
-        except Exception as error:  # a SuperLink that is busy, or is just being started again
-            log.warning("who is there cannot be told: %s: %s", type(error).__name__, error)
-
-    def ask(self, questions: list[Question], patience: float) -> None:
+    def ask(self, questions: Sequence[Question], patience: float) -> None:
         """Send questions; to each an answer, or a problem, comes within about ``patience`` seconds."""
-        _in_background(lambda: self._send(questions, patience))
+        ...
 
     def answer(self, timeout: float) -> Answer | None:
         """The next answer, if one comes in time."""
-        try:
-            return self._answers.get(timeout=timeout)
-        except queue.Empty:
-            return None
+        ...
+
+    def withdraw(self, silo: str, round: int) -> None:
+        """Nobody waits for this silo's answer to its questions of a round any more."""
+        ...
 
     def close(self) -> None:
-        """Let the threads end."""
-        self._closed.set()
-
-    def _send(self, questions: list[Question], patience: float) -> None:
-        """All at once, because what several are sent is uploaded for the first of them alone."""
-        start = time.monotonic()
-        try:
-            numbers = self._grid.push_messages([asked(q.frame, q.node, str(q.round), patience) for q in questions])
-        except Exception as error:  # whatever Flower raises concerns these silos alone
-            for question in questions:
-                self._put(question, start, None, f"it could not be asked: {type(error).__name__}: {error}")
-            return
-        for question, number in zip(questions, numbers, strict=True):
-            _in_background(partial(self._wait, question, number, start, start + patience))
-
-    def _wait(self, question: Question, number: str | None, start: float, end: float) -> None:
-        """For the reply to exactly this message: error replies do not say whose they are."""
-        try:
-            reply = self._reply(number, end) if number else None
-            if reply is None:
-                self._put(question, start, None, f"no answer in {end - start:g} seconds")
-            elif reply.has_error():
-                self._put(question, start, None, f"{reply.error.reason} (Flower's error {reply.error.code})")
-            else:
-                self._put(question, start, frame_of(reply), "")
-        except Exception as error:
-            self._put(question, start, None, f"{type(error).__name__}: {error}")
-
-    def _reply(self, number: str, end: float) -> Message | None:
-        while time.monotonic() < end and not self._closed.is_set():
-            for reply in self._grid.pull_messages([number]):
-                return reply  # type: ignore[no-any-return]
-            self._closed.wait(self._poll)
-        return None
-
-    def _put(self, question: Question, start: float, frame: Frame | None, problem: str) -> None:
-        self._answers.put(Answer(question.silo, question.round, time.monotonic() - start, frame, problem))
-
-
-def _in_background(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
+        """Wait for nobody; what is open is withdrawn, as far as the wire can tell silos so."""
+        ...
