@@ -10,12 +10,15 @@ import numpy as np
 import torch
 
 from fedloom.config import Config
+from fedloom.engines.base import site_of
 from fedloom.engines.charging import shared_plans
+from fedloom.engines.private_training import parameters_of
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
-from fedloom.methods.base import Method
+from fedloom.methods.base import Method, some_model
 from fedloom.privacy.grids import Grid
+from fedloom.privacy.ledger import UPDATE
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.secure.terms import Terms
 from fedloom.secure.words import Integers, Ring
@@ -83,11 +86,14 @@ class MaskedSum:
 
 def masked_sum(config: Config, federation: Federation, method: Method, plan: SiloPrivacy, round: int) -> MaskedSum:
     """The sum of a round, as every silo's plan gives it alike."""
-    if method.phases:
-        raise ConfigError(f"method '{method.name}' trains: a deployment shares the noise of payloads alone")
+    owners = ("all", *(f"group={group}" for group in federation.groups))
+    if method.phases:  # one, of one step: whoever shares noise has no others
+        model = some_model(method, site_of(federation, 0))
+        gradients = {name: tuple(each.shape) for name, each in parameters_of(method.phases[0], model).items()}
+        grid = plan.update_grid(round, sum(math.prod(shape) for shape in gradients.values()))
+        return MaskedSum(owners, {UPDATE: gradients}, {UPDATE: grid}, config.privacy.bits)
     due = {each.name for each in plan.payloads if round in each.rounds}
     shapes = {payload.name: payload.shapes for payload in method.plan.payloads if payload.name in due}
-    owners = ("all", *(f"group={group}" for group in federation.groups))
     return MaskedSum(owners, shapes, {name: plan.grids[name] for name in shapes}, config.privacy.bits)
 
 

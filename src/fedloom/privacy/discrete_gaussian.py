@@ -21,6 +21,7 @@ Exactly = Callable[[int], Fraction]  # an element's exponent, as it is
 
 UNDECIDED = 2.0**-40  # around a probability: far more than what double precision misses it by
 FARTHEST = 13.0  # standard deviations: noise beyond, which comes once in 10^37 draws, is drawn anew
+AT_ONCE = 2**17  # numbers, which stay in the cache
 LARGEST = 2.0**40  # standard deviation for which all numbers here are exact
 
 
@@ -28,6 +29,11 @@ def discrete_gaussian(sigma: float, count: int, words: WordSource) -> Integers:
     """So many independent numbers k with probability proportional to exp(-k^2 / 2 sigma^2)."""
     if not 0 < sigma <= LARGEST:
         raise ValueError(f"sigma is {sigma}; it must be greater than 0 and at most {LARGEST:g}")
+    parts = [_drawn(sigma, min(AT_ONCE, count - start), words) for start in range(0, count, AT_ONCE)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _drawn(sigma: float, count: int, words: WordSource) -> Integers:
     found = np.empty(count, np.int64)
     scale, variance = math.floor(sigma) + 1, Fraction(sigma) ** 2
     filled = 0

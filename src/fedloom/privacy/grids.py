@@ -20,6 +20,7 @@ is chosen such that this is the noise multiplier that was asked for, and charged
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,12 @@ class Grid:
         rounded = floor + (uniform < steps - floor)
         found: Integers = rounded.astype(np.int64) + discrete_gaussian(self.sigma, steps.size, words)
         return found
+
+    def released(self, total: Mapping[str, Tensor], units: int, words: WordSource) -> dict[str, Tensor]:
+        """A silo's sum by name as whole steps, which sums in float64 add up to the last bit."""
+        flat = torch.cat([tensor.detach().cpu().flatten().to(torch.float64) for tensor in total.values()])
+        values = torch.split(self.values(self.integers(flat, units, words)), [t.numel() for t in total.values()])
+        return {name: part.reshape(tensor.shape) for (name, tensor), part in zip(total.items(), values, strict=True)}
 
     def values(self, integers: Integers) -> Tensor:
         """What whole numbers stand for, to the last bit."""

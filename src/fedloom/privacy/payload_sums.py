@@ -217,20 +217,13 @@ def noised(total: Tensors, query: Query, bound: float) -> Tensors:
     """A sum that one unit moves by at most ``bound``, with normal noise; added in float64, sent in float32."""
     assert query.noise is not None
     if query.noise.grid is not None:
-        return _on_grid(total, query, query.noise, query.noise.grid)
+        unit, words = query.noise.unit, query.noise.randomness.words(query.noise_key)
+        units = len(query.records) if unit is None else int(unit.max()) + 1
+        return query.noise.grid.released(total, units, words)
     sizes = [tensor.numel() for tensor in total.values()]
     flat = query.noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * query.noise.multiplier * bound
     parts = zip(total.items(), torch.split(flat, sizes), strict=True)
     return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
-
-
-def _on_grid(total: Tensors, query: Query, noise: SumNoise, grid: Grid) -> Tensors:
-    """Whole steps, which sums in float64 add up to the last bit."""
-    units = len(query.records) if noise.unit is None else int(noise.unit.max()) + 1
-    flat = torch.cat([tensor.flatten().to(torch.float64) for tensor in total.values()])
-    values = grid.values(grid.integers(flat, units, noise.randomness.words(query.noise_key)))
-    parts = zip(total.items(), torch.split(values, [tensor.numel() for tensor in total.values()]), strict=True)
-    return {name: part.reshape(tensor.shape) for (name, tensor), part in parts}
 
 
 @dataclass(frozen=True)

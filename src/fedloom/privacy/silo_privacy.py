@@ -192,17 +192,19 @@ class SiloPrivacy:
         if not isinstance(self.trust, Distributed):
             return {}
         return {
-            each.name: SharedSum(
-                bits=self.settings.bits,
-                silos=self.trust.silos,
-                enough=self.trust.enough,
-                units=sum(partner.units for partner in self.partners),
-                bound=each.statistic.bound,
-                multiplier=self.payload_noise[each.name],
-                size=each.size,
-            ).grid()
+            each.name: self._grid(each.statistic.bound, self.payload_noise[each.name], each.size)
             for each in self._guarded
         }
+
+    def update_grid(self, round: int, size: int) -> Grid:
+        """The grid of the clipped gradients of a round's one step, over the expected batch: so many numbers."""
+        return self._grid(self.settings.clip / self.batch_size, self.noise[round], size)
+
+    def _grid(self, bound: float, multiplier: float, size: int) -> Grid:
+        assert isinstance(self.trust, Distributed)
+        units = sum(partner.units for partner in self.partners)
+        shared = SharedSum(self.settings.bits, self.trust.silos, self.trust.enough, units, bound, multiplier, size)
+        return shared.grid()
 
     @property
     def _pretraining_share(self) -> float:

@@ -69,6 +69,11 @@ class EgressRecord:
         }
 
 
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor by its name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[BlockKey, Tensors]) -> EgressRecord:
     """The one door: raise unless everything in the update is declared, and say what left.
 
@@ -90,7 +95,7 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                     f"'{key}', which its sharing plan does not declare"
                 )
             size += tensor.numel() * tensor.element_size()
-        left[str(key)] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        left[str(key)] = shapes_of(tensors)
     allowed = {payload.name: payload.shapes for payload in plan.payloads}
     undeclared = sorted(set(update.payloads) - set(allowed))
     if update.counts and "records" not in allowed:
@@ -110,7 +115,7 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                     f"'{payload}', which its sharing plan does not declare"
                 )
             size += tensor.numel() * tensor.element_size()
-        sent[payload] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sent[payload] = shapes_of(tensors)
     return EgressRecord(update.round, update.silo, left, sent, size)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.engines.base import initial_state
+from fedloom.engines.base import initial_state, site_of
 from fedloom.engines.charging import shared_plans
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grants import Grant
@@ -64,6 +64,56 @@ def summed() -> MaskedSum:
     method = Experiment.of(MOMENTS, federation).method
     plan = shared_plans(MOMENTS, federation, method, {silo.name: len(silo) for silo in five().silos})[0]
     return masked_sum(MOMENTS, federation, method, plan, 1)
+
+
+STEP = ("rounds=2", "local.steps=1", "local.optimizer=sgd", "local.learning_rate=0.5", "sharing.weights=equal")
+
+
+def test_the_step_of_a_round_is_taken_with_the_sum_of_all_gradients(tmp_path: Path) -> None:
+    """Bit for bit what the integers of the simulation's silos give, added up and taken by hand."""
+    config = shared_config("linear_head", SEEDED, *STEP)
+    run = SecureDeployment(tmp_path, config, five()).run()
+    trainer, federation = Experiment.of(config, five()).trainer, five()
+    plan, sizes = trainer.privacy[0], {silo.name: len(silo) for silo in federation.silos}
+    state = initial_state(trainer.method, federation, config)
+    for number in (1, 2):
+        context = RoundContext(number, 2, tuple(range(SILOS)))
+        public = shared_plans(config, remote(federation), trainer.method, sizes)[0]
+        layout = masked_sum(config, federation, trainer.method, public, number)
+        grid = layout.grids["update"]
+        assert grid.effective == pytest.approx(plan.noise[number])
+        tasks = [replace(task, grid=grid) for task in ReferenceEngine(trainer).tasks(state, context)]
+        total = sum(layout.integers(trainer.train(task).update) for task in tasks)
+        gradients = layout.update(total, number).payloads["update"]
+        mean = {name: tensor / SILOS for name, tensor in gradients.items()}
+        weights = trainer.step_by(0, tasks[0].received, mean, context)
+        site = site_of(federation, 0)
+        merged = {k: v for k, v in trainer.method.plan.split(weights, site).items() if v}
+        state = replace(state, round=number, server=replace(state.server, blocks={**state.server.blocks, **merged}))
+    found = blocks_of(run)
+    wanted = {f"{key}/{name}": tensor for key, part in state.server.blocks.items() for name, tensor in part.items()}
+    assert found.keys() == wanted.keys()
+    assert [name for name, tensor in wanted.items() if not torch.equal(tensor, found[name])] == []
+    assert all(sorted(row["payloads"]) == ["records", "update"] for row in run.folder.egress())
+
+
+def test_steps_of_a_federation_are_those_of_the_simulation_but_for_the_noise(tmp_path: Path) -> None:
+    """With next to no noise they are the same, and with noise they differ by as much as is charged."""
+    quiet = shared_config(
+        "linear_head", SEEDED, *STEP, "rounds=1", "privacy.epsilon=0", "privacy.noise_multiplier=1e-3"
+    )
+    loud = replace(quiet, privacy=replace(quiet.privacy, noise_multiplier=400.0))
+    simulated = blocks_of(Experiment.of(quiet, five()).run(tmp_path / "simulated"))
+    place = SecureDeployment(tmp_path, quiet, five())
+    found = blocks_of(place.run())
+    place.config = loud
+    noisy = blocks_of(place.run("loud", "run-2"))
+    # On the step of 0.5 / 5 silos: 1 / sqrt(5 - 1 - 1) of each silo's noise of 400 bounds of 1 / 20, from each of 5.
+    wanted = 0.5 / 5 * 400 * (1 / 20) * math.sqrt(5 / 3)
+    moves = torch.cat([(noisy[name] - found[name]).flatten() for name in found if name.endswith(("weight", "bias"))])
+    assert moves.square().mean().sqrt().item() == pytest.approx(wanted, rel=5 / math.sqrt(2 * len(moves)))
+    for name, tensor in simulated.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-4 * wanted)
 
 
 def killed_at(turn: Turn, *silos: str) -> object:

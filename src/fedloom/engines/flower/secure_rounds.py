@@ -22,12 +22,15 @@ from fedloom.engines.masked_sums import MaskedSum, masked_sum, terms_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
+from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import ServerRound
+from fedloom.privacy.ledger import UPDATE
 from fedloom.privacy.signatures import is_signed
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.secure.collector import Collector
 from fedloom.secure.terms import SecureSumError, Turn
 from fedloom.sharing.codec import packed
+from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import Update
 
 Departure = Literal["missing", "refused", "failed", "rejected"]
@@ -112,8 +115,19 @@ class SecureEngine:
         for result in came:
             job.on_silo(result)
         streams, device = self._trainer.streams, self._server.device
-        found = self._method.server_step(ServerRound(state.server, state.server, {}, [total], context, streams, device))
+        merged = self._merged(total, state, context) if UPDATE in total.payloads else {}
+        found = self._method.server_step(
+            ServerRound(state.server, state.server, merged, [total], context, streams, device)
+        )
         return finished(self._method, state, context, came, found, self._server)
+
+    def _merged(self, total: Update, state: FederationState, context: RoundContext) -> dict[BlockKey, Tensors]:
+        """What all silos' mean would be had each taken the step with its own part of the sum."""
+        plan, site = self._method.plan, site_of(self._trainer.federation, 0)
+        received, count = received_by(plan, state.server, site), len(context.participants)
+        mean = {name: tensor / count for name, tensor in total.payloads[UPDATE].items()}
+        weights = self._trainer.step_by(0, received, mean, context)
+        return {key: part for key, part in plan.split(weights, site).items() if key.block in plan.merged}
 
     def _ask_all(self, sum: _Sum, asked: Asked, job: Job) -> None:
         """Ask everybody who is awaited, until they have answered or have gone, or time is up."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedloom.engines.base import Result
 from fedloom.engines.charging import shares_noise
@@ -12,6 +12,7 @@ from fedloom.engines.flower.secure_frames import SECURE, Asked
 from fedloom.engines.flower.silo import Prepared, SiloService
 from fedloom.engines.flower.work import TASK, RefusedError
 from fedloom.engines.masked_sums import MaskedSum, masked_sum, terms_of
+from fedloom.privacy.ledger import UPDATE
 from fedloom.privacy.signatures import fingerprint, is_signed
 from fedloom.secure.party import Party
 from fedloom.secure.terms import Genuine, Parts, SecureSumError, Turn
@@ -100,7 +101,8 @@ class SecureSiloService(SiloService):
         results: list[Result] = []
 
         def make() -> bytes:
-            results.append(self._trained(assignment))
+            grid = found.summed.grids.get(UPDATE)
+            results.append(self._trained(replace(assignment, task=replace(assignment.task, grid=grid))))
             return asked.answered(found.party.masked(letters, found.summed.integers(results[0].update))).to_bytes()
 
         def store(answer: bytes) -> None:
