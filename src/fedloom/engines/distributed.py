@@ -1,6 +1,6 @@
 """Distributed noise: where only the sum over all silos is ever seen, each need add but a share of the noise.
 
-That needs secure aggregation, which is simulated here: the server is shown one update, the sum. What else a silo's
+Secure sums see to that; a simulation acts them out: the server is shown one update, the sum. What else a silo's
 records touch must then never be seen at all, so little qualifies, and what does not is refused by name.
 """
 

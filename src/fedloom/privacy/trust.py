@@ -40,7 +40,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Distributed:
-    """Silos share the noise, and only the sum of what they send is seen; simulation only."""
+    """Silos share the noise, and only the sum of what they send is seen."""
 
     silos: int
     tolerated: int = 0  # how many may collude or drop out
@@ -67,5 +67,5 @@ class Distributed:
         """The aggregation, and enough other silos."""
         return (
             f"each of {self.silos} silos adds {self.share:.3g} of the noise: one must trust that only the sum is seen "
-            f"(secure aggregation, simulated here) and that at most {self.tolerated} silos collude or drop out"
+            f"(by secure sums; a simulation acts them out) and that at most {self.tolerated} silos collude or drop out"
         )
