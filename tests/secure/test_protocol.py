@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedloom.errors import ConfigError
 from fedloom.secure.party import Party, agreed, own_mask
+from fedloom.secure.shamir import joined
 from fedloom.secure.terms import Parts, SecureSumError, Terms, Turn
 from secure_rounds import Round, answer, genuine, key_of, parties_of, random_values, terms_of
 
@@ -209,6 +210,29 @@ def test_a_silo_that_is_told_another_list_gives_nothing_away() -> None:
     signatures = {silo: parties[silo].consent({"present": lists[silo]})["signature"] for silo in terms.silos}
     with pytest.raises(SecureSumError, match="silo 's001' has not signed the list that silo 's000' was shown"):
         parties["s000"].reveal({silo: signatures[silo] for silo in ("s000", "s001")})
+
+
+def test_numbers_of_a_silo_that_is_said_to_have_left_stay_hidden() -> None:
+    """The server has s002's message, tells all others that it never came, and gets its key: its own mask is left."""
+    terms = terms_of(3, 2, size=64)
+    parties = parties_of(terms)
+    sent = {silo: party.keys() for silo, party in parties.items()}
+    roster = {silo: b"".join(keys.values()) for silo, keys in sent.items()}
+    letters = {silo: party.shares(roster) for silo, party in parties.items()}
+    values = random_values(terms)
+    came = {
+        silo: party.masked({s: letters[s][silo] for s in terms.silos if s != silo}, values[silo])["values"]
+        for silo, party in parties.items()
+    }
+    there = ("s000", "s001")
+    signed = {silo: parties[silo].consent({"present": b'["s000", "s001"]'})["signature"] for silo in there}
+    shares = {terms.place(silo): parties[silo].reveal(signed)["s002"] for silo in there}
+    key = X25519PrivateKey.from_private_bytes(joined(shares, 2))
+    assert key.public_key().public_bytes_raw() == sent["s002"]["keys"][32:]
+    words = terms.ring.unpacked(came["s002"]).copy()
+    for silo in there:  # s002 took these away, being the last in the order
+        terms.ring.mask(words, agreed(key, sent[silo]["keys"][32:], "mask", terms))
+    assert (terms.ring.integers(words) != values["s002"]).mean() > 0.9
 
 
 def test_a_share_of_both_secrets_of_a_silo_is_never_given() -> None:
