@@ -1,4 +1,4 @@
-"""A federation of three silos as processes of this machine, with TLS, keys and the proxy, for tests that disturb it."""
+"""A federation of three silos as processes of this machine, with TLS and keys, for tests that disturb it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import tomli_w
 
 from fedloom.config import Config
+from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
-from fedloom.deployment.serving import Serving
 from fedloom.deployment.tail import resume_at, run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import FedloomError
@@ -45,6 +46,7 @@ blocks = ["encoder", "decoder"]
 privacy = "none"
 noise = "test"
 """
+WireName = Literal["direct", "flower"]
 DISHONEST = Path(__file__).parent / "system" / "dishonest"
 
 
@@ -85,7 +87,7 @@ class Place:
     folder: Path
     federation: Federation
     place: Neighbourhood
-    serving: Serving
+    serving: Any  # its processes depend on the wire
     joined: list[Joining]
     said: list[str] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)  # nothing more is done to it
@@ -157,7 +159,8 @@ class Place:
         plan = silo.home.path / "damages.json"  # where a worker may write
         plan.write_text(json.dumps(damages))
         honest = silo.worker.environment
-        silo.worker.environment = {**honest, "PYTHONPATH": str(DISHONEST), "DAMAGES": str(plan)}
+        first = os.pathsep.join((str(DISHONEST), honest.get("PYTHONPATH", "")))
+        silo.worker.environment = {**honest, "PYTHONPATH": first, "DAMAGES": str(plan)}
         try:
             self.start_again(silo)
             yield
@@ -187,9 +190,10 @@ class Place:
     def wait_until_all_are_there(self) -> None:
         def there() -> bool:
             try:
-                online = sum(node.status == "online" for node in self.serving.control.nodes())
-            except FedloomError:  # a SuperLink that is just being started again
+                known = conductor_of(self.place.server).silos().values()
+            except FedloomError:  # a server that is just being started again
                 return False
+            online = sum(silo["there"] == "online" for silo in known)
             return online == len(self.joined) and all(map(_lives, self.joined))
 
         wait_for(there, "all silos are there")
@@ -207,12 +211,14 @@ class Ground:
         self._folder, self._built, self._stack = folder, 0, ExitStack()
         self._place: Place | None = None
 
-    def place(self) -> Place:
-        """With all silos there."""
+    def place(self, wire: WireName) -> Place:
+        """With all silos there; one of another wire makes room."""
+        if self._place is not None and self._place.place.server.charter.wire != wire:
+            self.leave()
         try:
             if self._place is None:
                 self._built += 1
-                self._place = self._stack.enter_context(standing(self._folder / str(self._built)))
+                self._place = self._stack.enter_context(standing(self._folder / str(self._built), wire))
             self._place.wait_until_all_are_there()
         except BaseException:
             self.leave()
@@ -226,13 +232,13 @@ class Ground:
 
 
 @contextlib.contextmanager
-def standing(folder: Path) -> Iterator[Place]:
+def standing(folder: Path, wire: WireName) -> Iterator[Place]:
     """A federation that is started, and stopped after the block."""
     config, said = config_of(), list[str]()
     whole = build_federation(config.data, Streams(config.seed))
     federation = replace(whole, silos=whole.silos[:3])
-    found = settle(folder, federation, POLICY, RULES, proxy=True)
-    with running(found, said.append, proxy=True) as (serving, joined):
+    found = settle(folder, federation, POLICY, RULES, wire=wire, proxy=wire == "flower")
+    with running(found, said.append, proxy=wire == "flower") as (serving, joined):
         place = Place(folder, federation, found, serving, joined, said)
         try:
             yield place

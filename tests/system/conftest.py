@@ -78,6 +78,14 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 @pytest.fixture
 def place(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A federation of three silos with all of them there; after a test that failed the next one gets another."""
-    yield ground.place()
+    yield ground.place("direct")
+    if request.node.stash.get(FAILED, False):
+        ground.leave()
+
+
+@pytest.fixture
+def flower_place(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The same by Flower's SuperLink behind nginx."""
+    yield ground.place("flower")
     if request.node.stash.get(FAILED, False):
         ground.leave()

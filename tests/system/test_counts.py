@@ -26,9 +26,9 @@ def test_separate_processes_learn_counts_as_the_simulation_does(tmp_path: Path) 
         config = load_config(str(FILES[1]), [f"data.path={write_counts(tmp_path / 'counts.npz')}", *small])
         federation = build_federation(config.data, Streams(config.seed))
         train(config, tmp_path / "reference")
-        place = settle(tmp_path, federation, POLICY + 'plugins = ["counts==1.0"]\n', RULES, proxy=False)
+        place = settle(tmp_path, federation, POLICY + 'plugins = ["counts==1.0"]\n', RULES)
         assert place.server.charter.modality == "counts"
-        with running(place, print, proxy=False):
+        with running(place, print):
             run_at(place.server, config, tmp_path / "run", print)
         ours, theirs = (load_checkpoint(tmp_path / name) for name in ("run", "reference"))
         assert (ours.round, ours.facts["setting"]["modality"]) == (2, "counts")

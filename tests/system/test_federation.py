@@ -1,21 +1,18 @@
-"""A federation of separate processes with TLS, keys and the proxy: the same result, and nobody else comes in."""
+"""A federation of separate processes on the direct wire: the same result, and nobody else comes in."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import math
 import os
 import re
 import shutil
-import signal
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +21,17 @@ import pytest
 from fedloom.deployment.demo import settle
 from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.joining import Joining
-from fedloom.deployment.keys import make_server_certificate
-from fedloom.deployment.serving import Serving
+from fedloom.deployment.keys import make_server_certificate, make_silo_certificate, read_public_key
 from fedloom.errors import FedloomError
-from fedloom.federation.building import build_federation
 from fedloom.privacy.ledger import read_accounts
 from fedloom.privacy.registry import LedgerRegistry
 from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
-from fedloom.streams import Streams
-from places import METHODS, POLICY, RULES, Place, config_of, pid, private
+from places import METHODS, POLICY, RULES, Place, pid, private
 from support import wait_for
 
 pytestmark = pytest.mark.system
+FISSION = METHODS["fissionvae-d"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -61,138 +56,6 @@ def test_separate_processes_learn_what_the_reference_engine_learns(place: Place,
             assert known == {(home.name, home.path / "ledger.sqlite", 2) for home in place.place.silos}
 
 
-def status(place: Place, path: str, port: int) -> int:
-    """Of the answer to a call without a key."""
-    context = ssl.create_default_context(cafile=str(place.place.server.keys / "ca.crt"))
-    headers = {"Content-Type": "application/protobuf"}
-    request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", b"", headers, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def test_no_port_leads_to_the_controls(place: Place) -> None:
-    outside, inside = place.place.server.charter.port, place.place.server.settings.port
-    for port in (outside, inside):
-        for call in ("control/list-runs", "control/start-run", "control/register-node", "runtime/acquire-task"):
-            assert status(place, f"/v1/{call}", port) == 404
-        assert status(place, "/docs", port) == 404
-        assert status(place, "/v1/fleet/register-node", port) == 404
-        assert status(place, "/v1/fleet/pull-messages", port) == 401  # who calls must show a key
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_another_user_of_the_machine_has_no_door(place: Place) -> None:
-    """Silos listen nowhere; the SuperLink's control is a socket in a folder that others cannot enter."""
-    socket = place.place.server.door.socket
-    assert socket is not None
-    knock = f"import os, socket; {{}} socket.socket(socket.AF_UNIX).connect({str(socket)!r})"
-    subprocess.run([sys.executable, "-c", knock.format("")], check=True)  # its owner can
-    other = knock.format("os.setgroups([]); os.setgid(65534); os.setuid(65534);")
-    nobody = subprocess.run([sys.executable, "-c", other], capture_output=True, check=False)
-    assert b"PermissionError" in nobody.stderr
-    for silo in place.joined:
-        for child in (silo.worker, silo.node):
-            assert listening(pid(child)) == []
-    assert listening(pid(place.serving.executor)) == []
-    assert listening(pid(place.serving.superlink)) == [place.place.server.settings.port]
-
-
-def listening(process: int) -> list[int]:
-    """The ports at which a process takes connections."""
-    own = {str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()}
-    ports = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == "0A" and f"socket:[{columns[9]}]" in own:
-                ports.append(int(columns[1].rpartition(":")[2], 16))
-    return ports
-
-
-BODY, BODIES = 60 * 2**20, 12
-
-
-def test_nothing_is_kept_of_what_a_peer_without_a_key_sends(place: Place) -> None:
-    """Twelve bodies of 60 MB, by the proxy's door and by the SuperLink's own; 720 MB would show."""
-    server = place.place.server
-    context = ssl.create_default_context(cafile=str(server.keys / "ca.crt"))
-    before, highest = memory(place), 0
-
-    def send(port: int) -> None:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
-        with contextlib.suppress(OSError, http.client.HTTPException):  # it hangs up in the midst of it
-            connection.putrequest("POST", "/v1/fleet/push-object")
-            connection.putheader("Content-Type", "application/protobuf")
-            connection.putheader("Content-Length", str(BODY))
-            connection.endheaders()
-            for _ in range(BODY // 2**20):
-                connection.send(bytes(2**20))
-
-    for port in (server.charter.port, server.settings.port):
-        senders = [threading.Thread(target=send, args=(port,)) for _ in range(BODIES)]
-        for sender in senders:
-            sender.start()
-        while any(sender.is_alive() for sender in senders):
-            highest = max(highest, memory(place))
-            time.sleep(0.05)
-    assert highest - before < 60 * 2**20
-
-
-def memory(place: Place) -> int:
-    """Bytes of the SuperLink and the proxy with its workers."""
-    found = 0
-    for child in place.serving.household.children:
-        if child.name in ("superlink", "proxy"):
-            number = pid(child)
-            children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
-            for each in (str(number), *children):
-                (line,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{each}/status").read_text())
-                found += 1024 * int(line)
-    return found
-
-
-def test_a_server_that_is_started_again_takes_its_register_from_what_is_admitted(tmp_path: Path) -> None:
-    config = config_of()
-    found = settle(tmp_path, build_federation(config.data, Streams(config.seed)), POLICY, RULES, proxy=False)
-    key, said = found.server.admitted / "mnist-1.pub", list[str]()
-    with Serving(found.server, said.append, proxy=False) as serving:
-        assert said == [f"silo '{home.name}' may join" for home in found.silos]
-        said.clear()
-        line = key.read_bytes()
-        key.unlink()
-        serving.tend()
-        assert said == ["silo 'mnist-1' may no longer join with the key that it had"]
-        key.write_bytes(line)
-        serving.tend()
-        assert said[1:] == [
-            "silo 'mnist-1' cannot join with a key that was taken back, or is another's: enroll it anew"
-        ]
-        statuses = {node.silo: node.status for node in serving.control.nodes()}
-        expected = {home.name: "unregistered" if home.name == "mnist-1" else "registered" for home in found.silos}
-        assert statuses == expected
-        key.unlink()
-        said.clear()
-    with Serving(found.server, said.append, proxy=False) as serving:
-        assert said == [f"silo '{home.name}' may join" for home in found.silos if home.name != "mnist-1"]
-
-
-def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
-    silo = place.joined[0]
-    with (
-        pytest.raises(FedloomError, match=f"silo '{silo.home.name}' has joined already"),
-        Joining(silo.home, silo.data, place.said.append),
-    ):
-        pass
-    copy = tmp_path / "copy"
-    shutil.copytree(silo.home.path, copy)
-    assert "does not let this silo in" in refusal(SiloDirectory.open(copy), silo.data)
-    place.run("joined-twice", *METHODS["fissionvae-d"])
-    assert place.same("joined-twice")
-
-
 def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(place.joined[0].home.path, copy)
@@ -204,39 +67,161 @@ def test_records_that_do_not_fit_are_told_to_the_silo_alone(place: Place, tmp_pa
             joining.tend()
 
 
-def test_a_key_that_was_not_admitted_is_turned_away(place: Place, tmp_path: Path) -> None:
-    invitation = Invitation.read(place.place.server.path / "invitations" / f"{place.joined[0].home.name}.toml")
-    stranger = SiloDirectory.create(tmp_path / "stranger", invitation)
-    assert "the server does not let this silo in: its key is not admitted" in refusal(stranger, place.joined[0].data)
+def test_one_process_does_for_a_silo_without_walls(place: Place) -> None:
+    """Where bubblewrap cannot be had, worker and node are one, which takes part as the others do."""
+    silo = place.joined[0]
+    for child in silo.household.children:
+        child.signal(9)
+    silo.household.children.clear()
+    alone = Joining(silo.home, silo.data, place.said.append, place.place.registry, apart=False)
+    alone._lock, alone._runtime = silo._lock, silo._runtime
+    alone.worker = alone.node = alone.household.add(alone._silo())
+    place.joined[0] = alone
+    try:
+        wait_for(lambda: "INFO connected" in alone.node.last_words(50), "it is connected")
+        place.run("one-process", *FISSION)
+        assert place.same("one-process")
+    finally:
+        alone.household.stop()
+        place.joined[0] = silo
+        silo.worker, silo.node = silo.household.add(silo._worker()), silo.household.add(silo._node())
+        place.wait_until_all_are_there()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_of_the_machine_has_no_door(place: Place) -> None:
+    """Silos listen nowhere; runs are handed in at a socket in a folder that others cannot enter."""
+    door = place.place.server.door.socket
+    assert door is not None
+    knock = f"import os, socket; {{}} socket.socket(socket.AF_UNIX).connect({str(door)!r})"
+    subprocess.run([sys.executable, "-c", knock.format("")], check=True)  # its owner can
+    other = knock.format("os.setgroups([]); os.setgid(65534); os.setuid(65534);")
+    nobody = subprocess.run([sys.executable, "-c", other], capture_output=True, check=False)
+    assert b"PermissionError" in nobody.stderr
+    for silo in place.joined:
+        for child in (silo.worker, silo.node):
+            assert listening(pid(child)) == []
+    assert listening(pid(place.serving.executor)) == []
+    assert listening(pid(place.serving.hub)) == [place.place.server.charter.port]
+
+
+def listening(process: int) -> list[int]:
+    """The ports at which a process takes connections."""
+    own = {str(file.readlink()) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()}
+    ports = set[int]()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in own:
+                ports.add(int(columns[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+def test_nothing_is_kept_of_what_a_peer_without_a_certificate_sends(place: Place) -> None:
+    """Twelve of them send as much as they can: TLS ends before a byte of it is read."""
+    address = ("127.0.0.1", place.place.server.charter.port)
+    before, highest, sent = memory(place), 0, list[int]()
+
+    def send() -> None:
+        context = ssl.create_default_context(cafile=str(place.place.server.keys / "ca.crt"))
+        context.set_alpn_protocols(["h2"])
+        with (
+            contextlib.suppress(OSError),
+            context.wrap_socket(
+                socket.create_connection(address, timeout=20), server_hostname="127.0.0.1"
+            ) as connection,
+        ):
+            for _ in range(60):
+                connection.sendall(bytes(2**20))
+                sent.append(1)
+
+    senders = [threading.Thread(target=send) for _ in range(12)]
+    for sender in senders:
+        sender.start()
+    while any(sender.is_alive() for sender in senders):
+        highest = max(highest, memory(place))
+        time.sleep(0.05)
+    assert highest - before < 30 * 2**20
+    assert len(sent) < 60
+
+
+def memory(place: Place) -> int:
+    """Bytes of the hub."""
+    (line,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid(place.serving.hub)}/status").read_text())
+    return 1024 * int(line)
+
+
+def test_a_silo_joins_once(place: Place, tmp_path: Path) -> None:
+    silo = place.joined[0]
+    with (
+        pytest.raises(FedloomError, match=f"silo '{silo.home.name}' has joined already"),
+        Joining(silo.home, silo.data, place.said.append),
+    ):
+        pass
+    copy = tmp_path / "copy"
+    shutil.copytree(silo.home.path, copy)
+    assert "has joined already, by another process" in refusal(SiloDirectory.open(copy), silo.data)
+    place.run("joined-twice", *FISSION)
+    assert place.same("joined-twice")
+
+
+def test_who_has_an_invitation_waits_to_be_admitted(place: Place, tmp_path: Path) -> None:
+    """A silo that is admitted already keeps its place: an invitation in other hands opens nothing."""
+    silo = place.joined[0]
+    stranger = SiloDirectory.create(
+        tmp_path / "stranger", Invitation.read(place.place.server.invitation(silo.home.name))
+    )
+    assert f"silo '{silo.home.name}' has another key: its coordinator must invite it anew" in refusal(
+        stranger, silo.data
+    )
+
+
+def test_a_silo_that_is_revoked_is_away_at_once_and_comes_back_admitted(place: Place) -> None:
+    server, silo = place.place.server, place.joined[2]
+    key = silo.home.public_key
+    there = place.serving.home.keys_admitted
+    server.revoke(silo.home.name)
+    try:
+        wait_for(lambda: any("is not admitted with this key" in line for line in place.said), "it is told", 20)
+        assert silo.home.name not in there()
+    finally:
+        server.admit(key)
+    place.wait_until_all_are_there()
 
 
 def test_a_server_of_another_authority_is_not_trusted(place: Place, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(place.joined[0].home.path, copy)
-    other = settle(tmp_path / "other", place.federation, POLICY, RULES, proxy=True)
+    other = settle(tmp_path / "other", place.federation, POLICY, RULES)
     shutil.copy(other.server.keys / "ca.crt", copy / "ca.crt")
     assert "certificate is not one of this federation, or has expired" in refusal(
         SiloDirectory.open(copy), place.joined[0].data
     )
 
 
-def test_an_expired_certificate_keeps_silos_away_until_it_is_renewed(place: Place, tmp_path: Path) -> None:
-    keys, copy = place.place.server.keys, tmp_path / "copy"
+def test_an_expired_certificate_of_a_silo_opens_nothing(place: Place, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
     shutil.copytree(place.joined[0].home.path, copy)
-    proxy = place.serving.household.children[-1]
-    assert proxy.name == "proxy"
-    address = "127.0.0.1", place.place.server.charter.port
-    make_server_certificate(keys, "127.0.0.1", days=-1)
-    expired = (keys / "server.crt").read_text().split()
-    os.kill(pid(proxy), signal.SIGHUP)  # nginx reads its files again, in its own time
+    home = SiloDirectory.open(copy)
+    line = read_public_key(home.public_key)[1]
+    expired = make_silo_certificate(place.place.server.keys, home.name, line, days=-1)
+    home.certificate.write_bytes(expired)
+    assert "its certificate has expired: ask the coordinator for another invitation" in refusal(
+        home, place.joined[0].data
+    )
+
+
+def test_an_expired_certificate_of_the_server_keeps_silos_away_until_it_is_renewed(place: Place) -> None:
+    keys = place.place.server.keys
     try:
-        wait_for(lambda: ssl.get_server_certificate(address).split() == expired, "the proxy shows the expired one")
-        assert "has expired" in refusal(SiloDirectory.open(copy), place.joined[0].data)
+        make_server_certificate(keys, "127.0.0.1", days=-1)
+        os.kill(pid(place.serving.hub), 9)
+        wait_for(lambda: any("or has expired" in line for line in place.said), "a silo says so", 30)
     finally:
         make_server_certificate(keys, "127.0.0.1")
-        os.kill(pid(proxy), signal.SIGHUP)
+        os.kill(pid(place.serving.hub), 9)
     place.wait_until_all_are_there()
-    place.run("renewed", *METHODS["fissionvae-d"])  # nodes that have met it give up, and are started again
+    place.run("renewed", *FISSION)
     assert place.same("renewed")
 
 
@@ -248,6 +233,6 @@ def refusal(home: SiloDirectory, data: Path) -> str:
         joining.tend()
         return any(line.startswith("node") for line in said)
 
-    with Joining(home, data, said.append) as joining:
+    with Joining(home, data, said.append, apart=True) as joining:
         wait_for(lambda: told(joining), "the silo says that it cannot join")
         return "\n".join([*said, joining.node.last_words(5)])

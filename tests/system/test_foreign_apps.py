@@ -74,11 +74,11 @@ def apps(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def grid_of(place: Place, app: bytes) -> Iterator[HttpGrid]:
+def grid_of(flower_place: Place, app: bytes) -> Iterator[HttpGrid]:
     """A run with an app, whose server is this test: the SuperLink's owner takes its token before anybody else."""
-    door = place.place.server.door.socket
+    door = flower_place.place.server.door.socket
     assert door is not None
-    executor = pid(place.serving.executor)
+    executor = pid(flower_place.serving.executor)
     os.kill(executor, signal.SIGSTOP)
     try:
         fab = Fab(hash_str=sha256(app).hexdigest(), content=app)
@@ -98,7 +98,7 @@ def grid_of(place: Place, app: bytes) -> Iterator[HttpGrid]:
         grid._client = client
         grid.set_run(run_from_proto(task.run))
         yield grid
-        place.serving.control.stop(number)
+        flower_place.serving.control.stop(number)
 
 
 def answers(grid: HttpGrid) -> list[Message]:
@@ -119,27 +119,27 @@ def answers(grid: HttpGrid) -> list[Message]:
     return found
 
 
-def test_no_silo_runs_anything_that_a_server_sends(place: Place, tmp_path: Path) -> None:
+def test_no_silo_runs_anything_that_a_server_sends(flower_place: Place, tmp_path: Path) -> None:
     markers, name = tmp_path / "markers", "beside-foreign-apps"
     markers.mkdir()
     markers.chmod(0o777)
     sent = apps(markers)
     for case, app in sent.items():
         start = time.monotonic()
-        with grid_of(place, app) as grid:
+        with grid_of(flower_place, app) as grid:
             replies = answers(grid)
         assert time.monotonic() - start < AT_ONCE
-        assert len(replies) == len(place.joined)
+        assert len(replies) == len(flower_place.joined)
         for reply in replies:
             assert reply.has_error()
             assert "this silo" in reply.error.reason
             assert ("flwr-agentapp" in reply.error.reason) == (case == "agentapp")
-    place.run(name, *METHODS["fissionvae-d"])  # and who is honest is served as ever
-    assert place.same(name)
+    flower_place.run(name, *METHODS["fissionvae-d"])  # and who is honest is served as ever
+    assert flower_place.same(name)
     assert sorted(path.name for path in markers.iterdir()) == ["package"]
-    for silo in place.joined:
+    for silo in flower_place.joined:
         refusals = silo_status(silo.home)["refused"]
         assert len(refusals) == len(sent)
-        told = [line for line in place.said if line.startswith("node: refused: ")]
-        assert len(told) == len(sent) * len(place.joined)
+        told = [line for line in flower_place.said if line.startswith("node: refused: ")]
+        assert len(told) == len(sent) * len(flower_place.joined)
         assert not any((silo.home.path / "flower").rglob("*.py"))

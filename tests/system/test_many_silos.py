@@ -24,8 +24,8 @@ def test_eight_silos_finish_their_rounds(tmp_path: Path) -> None:
     overrides = ("engine.name=reference", f"rounds={ROUNDS}", f"data.silos={SILOS // 2}", *METHODS["fissionvae-d"])
     config, said = tiny_config(*overrides), list[str]()
     federation = build_federation(config.data, Streams(config.seed))
-    place = settle(tmp_path, federation, POLICY, RULES, proxy=True)
-    with running(place, said.append, proxy=True):
+    place = settle(tmp_path, federation, POLICY, RULES)
+    with running(place, said.append):
         run_at(place.server, config, tmp_path / "run", said.append)
     train(config, tmp_path / "reference", federation)
     assert equal_bits(load_checkpoint(tmp_path / "run").server, load_checkpoint(tmp_path / "reference").server)

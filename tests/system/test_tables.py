@@ -46,9 +46,9 @@ def test_separate_processes_release_what_the_simulation_does(tmp_path: Path) -> 
     federation = Federation("wards", silos, own[0].test, own[0].groups)
     config = load_config("tables/demo", ["privacy.epsilon=2.0", "privacy.noise=test", "privacy.trust=local", *SMALL])
     train(config, tmp_path / "reference", federation=federation)
-    place = replace(settle(tmp_path, federation, POLICY, RULES, proxy=False), data=files)
+    place = replace(settle(tmp_path, federation, POLICY, RULES), data=files)
     assert place.server.charter.modality == modality
-    with running(place, print, proxy=False):
+    with running(place, print):
         run_at(place.server, config, tmp_path / "run", print)
     ours, theirs = (load_checkpoint(tmp_path / name) for name in ("run", "reference"))
     assert ours.round == 1

@@ -16,6 +16,7 @@ from fedloom.cli import (
     downstream,
     embedding,
     evaluation,
+    federation,
     federation_keys,
     inspection,
     ledger,
@@ -73,7 +74,10 @@ app.command("embed", epilog=more("dp-cvae.md"))(embedding.embed)
 app.command("list", epilog=more("reference/catalogue.md"))(catalogue.list_names)
 app.add_typer(certificate.app, name="certificate", epilog=more("how-to/certificate.md"))
 app.add_typer(data.app, name="data", epilog=more("how-to/own-data.md"))
-app.add_typer(federation_keys.app, name="federation", epilog=more("deployment.md"))
+app.add_typer(federation.app, name="federation", epilog=more("deployment.md"))
+
+
+__all__ = ["app", "federation_keys", "main"]  # which adds to the commands of ``federation``
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
+from fedloom.deployment.confinement import bubblewrap
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
@@ -104,13 +105,14 @@ def write_records(path: Path, federation: Federation, train: Records, test: Reco
 
 @contextmanager
 def running(
-    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool = False
+    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool = False, apart: bool | None = None
 ) -> Iterator[tuple[Serving, list[Joining]]]:
-    """All its processes, looked after in the background, until the block ends."""
+    """All its processes, looked after in the background, until the block ends; see ``Joining`` for ``apart``."""
+    walls = bool(bubblewrap()) if apart is None else apart
     with ExitStack() as stack:
         server = stack.enter_context(serving(place.server, say, proxy=proxy))
         joined = [
-            stack.enter_context(Joining(home, data, say, place.registry))
+            stack.enter_context(Joining(home, data, say, place.registry, apart=walls))
             for home, data in zip(place.silos, place.data, strict=True)
         ]
         over = threading.Event()

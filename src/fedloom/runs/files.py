@@ -83,12 +83,13 @@ def folder_appearing(folder: Path, *, replaces: bool = False, mode: int = 0o777)
 
 
 def write_folder_atomically(
-    folder: Path, files: Mapping[str, bytes], links: Mapping[str, Path] = NO_LINKS, mode: int = 0o777
+    folder: Path, files: Mapping[str, bytes | list[bytes]], links: Mapping[str, Path] = NO_LINKS, mode: int = 0o777
 ) -> None:
-    """A whole folder appears at once; ``links`` are files on disk already, which it shares rather than copies."""
+    """A whole folder appears at once, of bytes or pieces of them; it shares ``links``, which are on disk, by name."""
     with folder_appearing(folder, replaces=True, mode=mode) as temporary:
         for name, data in files.items():
-            (temporary / name).write_bytes(data)
+            with (temporary / name).open("wb") as file:
+                file.writelines([data] if isinstance(data, bytes) else data)
         for name, path in links.items():
             _share(path, temporary / name)
 

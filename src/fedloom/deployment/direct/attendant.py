@@ -35,6 +35,7 @@ from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)
 SENDER = "server"  # of whom parts come
+OFFERS = 5  # of an answer whose parts are not taken
 CALL = 60.0  # seconds that a short call may take
 PAUSES = (0.2, 0.5, 1.0, 2.0, 3.0)  # seconds between tries to reach the server
 TURNED_AWAY = grpc.StatusCode.PERMISSION_DENIED
@@ -43,8 +44,8 @@ LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.Sta
 Answering = Callable[[Frame], Frame]
 
 
-class TooOldError(FedloomError):
-    """An order holds no more."""
+class NotTakenError(FedloomError):
+    """The server does not want what a call brings, or knows nothing of what it asks for."""
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Attendant:
     def _answer(self, letter: Letter, answering: Answering) -> None:
         try:
             order = self._fetched(letter)
-        except TooOldError:
+        except NotTakenError:
             self.mailbox.forget(letter.number)
             return
         except FedloomError as error:
@@ -126,11 +127,17 @@ class Attendant:
 
     def _deliver(self, letter: Letter) -> None:
         """Offer an answer until the server has all of it, or wants it no more."""
+        refused = 0
         try:
             while wanted := self._patiently(partial(self._offered, letter)):
-                for digest, offset in wanted.items():
-                    self._patiently(partial(self._send, digest, offset))
-        except (TooOldError, WireError) as error:
+                try:
+                    for digest, offset in wanted.items():
+                        self._patiently(partial(self._send, digest, offset))
+                except NotTakenError:  # a server that was started again is offered it once more
+                    refused += 1
+                    if refused == OFFERS:
+                        raise
+        except (NotTakenError, WireError) as error:
             self.say(f"an answer is not taken: {error}")
         self.mailbox.forget_all_done()
         self.mailbox.done(letter.number)
@@ -170,7 +177,7 @@ class Attendant:
                 pass
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                    raise TooOldError(str(error.details())) from error
+                    raise NotTakenError(str(error.details())) from error
                 if error.code() not in LOST:
                     self._tell_once(_trouble(error))
             time.sleep(PAUSES[min(number, len(PAUSES) - 1)])

@@ -21,7 +21,7 @@ class Desk:
     """Answers the runs of this machine, each connection in a thread of its own."""
 
     def __init__(self, hub: Hub, socket: Path) -> None:
-        self._hub = hub
+        self._hub, self._closed = hub, False
         self._listener = Listener(str(socket), family="AF_UNIX", backlog=64)
         self._services: dict[str, Callable[..., Any]] = {
             "present": self._present,
@@ -34,7 +34,8 @@ class Desk:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Take no more calls, and answer none that are under way."""
+        self._closed = True
         self._listener.close()
 
     def _accept(self) -> None:
@@ -50,6 +51,8 @@ class Desk:
             while True:
                 try:
                     asked = json.loads(connection.recv_bytes())
+                    if self._closed:
+                        return
                     try:
                         said = {"result": self._services[asked.pop("service")](**asked)}
                     except FedloomError as error:

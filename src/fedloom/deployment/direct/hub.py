@@ -87,11 +87,11 @@ class Hub:
             return dict(self._present)
 
     def order(self, silo: str, run: str, round: int, letter: Letter) -> Letter:
-        """Keep an order for a silo and tell it; one that is known is told again, and one that failed is open again."""
+        """Keep an order for a silo, and tell it unless it has answered; one that failed is open again."""
         self._mailbox.forget_done(silo, run, round - 1)
         kept = self._mailbox.put(silo, run, round, letter)
-        presence = self.present().get(silo)
-        if presence:
+        state, presence = self._mailbox.state(letter.number), self.present().get(silo)
+        if presence and state and state[0] == OPEN:
             presence.tell(ORDER, kept.to_bytes().decode())
         return kept
 

@@ -1,22 +1,13 @@
-"""gRPC as the direct wire uses it: TLS 1.3 alone, both sides with a certificate, messages of bounded size.
-
-grpcio has no setting for TLS's version. But a server and a client whose certificates are of elliptic curves share no
-cipher of TLS 1.2 where they offer those for RSA alone, and the ciphers of TLS 1.3 are not chosen by that list. So an
-older version finds no cipher, and what was agreed upon is looked at once more with every call.
-"""
+"""gRPC as the direct wire uses it: both sides with a certificate, messages of bounded size, silence noticed."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fedloom.deployment.direct.letters import TEXT
 from fedloom.errors import MissingExtraError
-
-os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"  # read when TLS is first used
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said by whoever called
 
 try:
     import grpc
@@ -78,5 +69,8 @@ def open_channel(address: str, authority: bytes, key: bytes, certificate: bytes,
 
 
 def call(channel: grpc.Channel, name: str, requests: Iterator[bytes], timeout: float | None = None) -> Any:
-    """What comes back of a call, message by message; it can be cancelled."""
-    return channel.stream_stream(f"/{SERVICE}/{name}")(requests, timeout=timeout)
+    """What comes back of a call, message by message."""
+    try:
+        return channel.stream_stream(f"/{SERVICE}/{name}")(requests, timeout=timeout)
+    except ValueError as error:  # whoever attends has closed it, and opens another
+        raise ConnectionError("the channel is closed") from error

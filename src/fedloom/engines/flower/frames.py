@@ -49,12 +49,16 @@ class Frame:
             found.update(f"{name}/{len(part)}/{self.digests[name]}/".encode())
         return found.hexdigest()
 
-    def to_bytes(self) -> bytes:
-        """One block; parts follow each other in the order of their names."""
+    def pieces(self) -> list[bytes]:
+        """What follows each other in one block: a head, and the parts in the order of their names."""
         names = sorted(self.parts)
         index = {"header": dict(self.header), "parts": [[name, len(self.parts[name])] for name in names]}
         text = json.dumps(index).encode()
-        return b"".join((MAGIC, len(text).to_bytes(_LENGTH, "big"), text, *(self.parts[name] for name in names)))
+        return [MAGIC, len(text).to_bytes(_LENGTH, "big"), text, *(self.parts[name] for name in names)]
+
+    def to_bytes(self) -> bytes:
+        """One block."""
+        return b"".join(self.pieces())
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Frame:

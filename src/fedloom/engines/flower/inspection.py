@@ -21,6 +21,8 @@ from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
 
 ROUNDING = 1e-6  # of sums that are sent in single precision
+SPARE = 2**20  # bytes
+PIECE = 2**18  # values whose norm is taken at once
 ENOUGH = 3  # updates of a block, below which nobody can say whose norm is the odd one
 
 
@@ -51,6 +53,14 @@ class Inspection:
             site = site_of(self.trainer.federation, silo)
             self._declared[silo] = self.method.plan.split(some_model(self.method, site).state_dict(), site)
         return self._declared[silo]
+
+    def most(self, silo: int) -> int:
+        """Bytes that an update of a silo may have: what is declared, and as much again for names and forms."""
+        plan = self.method.plan
+        blocks = (tensors for key, tensors in self.declared(silo).items() if plan.blocks[key.block].up)
+        size = sum(tensor.nbytes for tensors in blocks for tensor in tensors.values())
+        size += sum(4 * math.prod(shape) for payload in plan.payloads for shape in payload.shapes.values())
+        return 2 * size + SPARE
 
     def passed(
         self, silo: int, update: Update, due: Collection[str], known: Mapping[BlockKey, Tensors], sha256: str
@@ -167,8 +177,14 @@ def outliers(updates: Sequence[Update], known: Mapping[BlockKey, Tensors], facto
 
 
 def _norm(tensors: Tensors, origin: Mapping[str, torch.Tensor]) -> float:
+    """In double precision, piece by piece: a whole model is nowhere copied for it."""
     norms = []
     for name, tensor in tensors.items():
-        move = tensor.double() - origin[name].double() if name in origin else tensor.double()
-        norms.append(float(torch.linalg.vector_norm(move)))
+        if name not in origin:
+            norms.append(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)))
+            continue
+        pieces = (torch.split(each.flatten(), PIECE) for each in (origin[name], tensor))
+        norms += [
+            float(torch.linalg.vector_norm(new.double() - old.double())) for old, new in zip(*pieces, strict=True)
+        ]
     return math.hypot(*norms)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.engines.base import SiloState
+from fedloom.engines.flower.frames import Frame
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, write_folder_atomically
 from fedloom.sharing.codec import packed, unpacked
@@ -50,17 +51,17 @@ class RoundStore:
         """What is known of a round that is kept."""
         return KeptRound(**json.loads((self._folder(round) / "index.json").read_text(encoding="utf-8")))
 
-    def update(self, round: int, task: str) -> bytes | None:
+    def update(self, round: int, task: str) -> Frame | None:
         """The update that was made for exactly this task, if it is still here: the very same bytes."""
         if round not in self.rounds() or self.entry(round).task != task:
             return None
-        return (self._folder(round) / "update.frame").read_bytes()
+        return Frame.of_bytes((self._folder(round) / "update.frame").read_bytes())
 
-    def put(self, round: int, entry: KeptRound, state: SiloState, update: bytes) -> None:
+    def put(self, round: int, entry: KeptRound, state: SiloState, update: Frame) -> None:
         """Keep a round; what lies here of later ones belongs to a past that the server has left."""
-        files = {
+        files: dict[str, bytes | list[bytes]] = {
             "state.safetensors": packed(state.tensors),
-            "update.frame": update,
+            "update.frame": update.pieces(),
             "index.json": json.dumps(asdict(entry)).encode(),
         }
         write_folder_atomically(self._folder(round), files)

@@ -173,7 +173,8 @@ class FlowerEngine:
             name, tries = self._silos[silo], progress.tries.get(silo, 0)
             if name not in online or tries >= rules.attempts or not self._is_free(silo, context.round):
                 continue
-            questions.append(Question(name, online[name], context.round, self._order(progress, silo)))
+            order, most = self._order(progress, silo), self._inspection.most(silo)
+            questions.append(Question(name, online[name], context.round, order, most))
             progress.tries[silo] = tries + 1
             before = self._owed.get(silo)
             if before and before.round != context.round and rules.stragglers == "drop":

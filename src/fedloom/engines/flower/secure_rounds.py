@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, finished, received_by, site_of
@@ -35,6 +35,7 @@ from fedloom.sharing.update import Update
 
 Departure = Literal["missing", "refused", "failed", "rejected"]
 TICK = 0.5  # seconds between two looks at who is there
+SMALL = 2**20  # bytes that letters, keys and shares of all silos have at most
 
 
 @dataclass(eq=False)
@@ -135,10 +136,9 @@ class SecureEngine:
         while waiting := [silo for silo in sum.collector.awaited if silo not in sum.gone]:
             online, seconds = self._wire.online(), time.monotonic() - start
             if new := [silo for silo in waiting if silo in online and silo not in nodes]:
-                questions = [
-                    Question(silo, online[silo], asked.round, self._question(asked, sum.collector, silo, job))
-                    for silo in new
-                ]
+                ring, frame = sum.summed.ring, partial(self._question, asked, sum.collector, job=job)
+                most = ring.size * ring.width + SMALL
+                questions = [Question(silo, online[silo], asked.round, frame(silo), most) for silo in new]
                 nodes |= {question.silo: question.node for question in questions}
                 if asked.turn is Turn.KEYS:
                     for question in questions:
@@ -189,8 +189,9 @@ class SecureEngine:
             self._journal(Event(asked.round, silo, "answered", "", answer.seconds, frame.size))
 
     def _lose(self, sum: _Sum, asked: Asked, silo: str, event: Departure, reason: str) -> None:
-        """A silo has dropped out of the sum, and is asked nothing more in it."""
+        """A silo has dropped out of the sum: it is asked nothing more in it, and must not pay for what nobody takes."""
         sum.gone[silo] = reason
+        self._wire.withdraw(silo, asked.round)
         self._journal(Event(asked.round, silo, event, reason))
 
     def _genuine(self, silo: str, words: bytes, signature: bytes) -> bool:

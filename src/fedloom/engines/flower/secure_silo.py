@@ -100,17 +100,16 @@ class SecureSiloService(SiloService):
         assignment = self._assignment(found.task)
         results: list[Result] = []
 
-        def make() -> bytes:
+        def make() -> Frame:
             grid = found.summed.grids.get(UPDATE)
             results.append(self._trained(replace(assignment, task=replace(assignment.task, grid=grid))))
-            return asked.answered(found.party.masked(letters, found.summed.integers(results[0].update))).to_bytes()
+            return asked.answered(found.party.masked(letters, found.summed.integers(results[0].update)))
 
-        def store(answer: bytes) -> None:
-            sent = Frame.of_bytes(answer)
-            egress = found.summed.egress(asked.round, self._silo.name, sent.size, sent.sha256)
+        def store(answer: Frame) -> None:
+            egress = found.summed.egress(asked.round, self._silo.name, answer.size, answer.sha256)
             self._keep(assignment, results[0], egress, answer)
 
         with self._pacemaker.kept(came, assignment.prepared.grant.pace):
             answer = self._released(assignment, None, make, store, repeatable=False)
             self._report(assignment)
-        return Frame.of_bytes(answer)
+        return answer

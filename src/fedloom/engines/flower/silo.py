@@ -189,20 +189,20 @@ class SiloService:
             raise RefusedError(f"silo '{self._silo.name}' sends nothing but secure sums where silos share noise")
         results: list[Result] = []
 
-        def make() -> bytes:
+        def make() -> Frame:
             results.append(self._trained(assignment))
-            return update_frame(results[0].update).to_bytes()
+            return update_frame(results[0].update)
 
-        def store(update: bytes) -> None:
-            self._keep(assignment, results[0], replace(results[0].egress, sha256=Frame.of_bytes(update).sha256), update)
+        def store(update: Frame) -> None:
+            self._keep(assignment, results[0], replace(results[0].egress, sha256=update.sha256), update)
 
         stored = assignment.round_store.update(assignment.order.context.round, assignment.digest)
         with self._pacemaker.kept(came, assignment.prepared.grant.pace if assignment.prepared.privacy else 0.0):
             released = self._released(assignment, stored, make, store, repeatable=assignment.prepared.grant.repeatable)
             self._report(assignment)
-        return Frame.of_bytes(released)
+        return released
 
-    def _keep(self, assignment: Assignment, result: Result, egress: EgressRecord, update: bytes) -> None:
+    def _keep(self, assignment: Assignment, result: Result, egress: EgressRecord, update: Frame) -> None:
         entry = self._entry(assignment, result, egress)
         assignment.round_store.put(assignment.order.context.round, entry, result.state, update)
         assignment.round_store.clear(assignment.order.settled)
@@ -210,12 +210,12 @@ class SiloService:
     def _released(
         self,
         assignment: Assignment,
-        stored: bytes | None,
-        make: Callable[[], bytes],
-        store: Callable[[bytes], None],
+        stored: Frame | None,
+        make: Callable[[], Frame],
+        store: Callable[[Frame], None],
         *,
         repeatable: bool,
-    ) -> bytes:
+    ) -> Frame:
         """What leaves: what was sent for this very task before, else something new, paid for before it is made."""
         privacy, grant, order = assignment.prepared.privacy, assignment.prepared.grant, assignment.order
         if privacy is None:
@@ -227,18 +227,19 @@ class SiloService:
             events = dict.fromkeys(events, NoGuarantee(REPEATABLE))
         ledger = data_ledger(self._home / "ledger.sqlite", self._silo, grant.epsilon, grant.delta, unit=grant.unit)
         try:
-            return ledger.released(
+            sent = ledger.released(
                 order.run,
                 self._silo.name,
                 order.context.round,
                 events,
                 content=assignment.digest if repeatable else None,
-                stored=stored,
-                make=make,
-                store=store,
+                stored=stored.to_bytes() if stored else None,
+                make=lambda: make().to_bytes(),
+                store=lambda update: store(Frame.of_bytes(update)),
             )
         finally:
             ledger.close()
+        return Frame.of_bytes(sent)
 
     def _ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""

@@ -1,0 +1,192 @@
+"""What a round of a federation costs beyond training, by each wire: every process is one of a deployment, with TLS.
+
+    python benchmarks/federation_round.py --name federation_round-cpu
+    python benchmarks/federation_round.py --many 10,20,50 --wires direct --name federation_many-cpu
+
+Server and silos are processes of one machine; only the network between machines is missing. Seconds of processors are
+of all of them together, less what the same training takes in one process. Memory counts shared pages once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common import keep
+from fedloom.config import Config, load_config
+from fedloom.deployment.conducting import conductor_of
+from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
+from fedloom.deployment.joining import Joining
+from fedloom.deployment.tail import run_at
+from fedloom.engines.base import site_of
+from fedloom.engines.flower.rules import RoundRules
+from fedloom.errors import FedloomError
+from fedloom.experiment import Experiment, train
+from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation
+from fedloom.runs.checkpoint import load_checkpoint
+from fedloom.runs.files import read_lines
+from fedloom.streams import Streams
+
+SIZES = {"7k": ("[4]", 2), "1.1M": ("[512, 256]", 40), "26M": ("[3072, 3072]", 256)}  # hidden layers, latent
+SILOS = 3
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def config_of(size: str, rounds: int, silos: int) -> Config:
+    hidden, latent = SIZES[size]
+    small = (f"data.silos={(silos + 1) // 2}", "data.records_per_silo=64", "evaluation.metrics=[]")
+    model = (f"model.hidden={hidden}", f"model.latent={latent}", "participation.rate=1.0")
+    engine = ("engine.name=reference", "engine.workers=1", "engine.threads=1")
+    return load_config("demo", ["method.name=fedvae", f"rounds={rounds}", f"name={size}", *small, *model, *engine])
+
+
+def below(roots: set[int]) -> set[int]:
+    """These processes and all that they have started, directly or not."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    found, added = set(roots), True
+    while added:
+        more = {number for number, parent in parents.items() if parent in found} - found
+        found, added = found | more, bool(more)
+    return found
+
+
+def spent(processes: set[int]) -> tuple[float, float]:
+    """Seconds of processors, with those of children that have ended, and bytes of memory."""
+    seconds = size = 0.0
+    for number in processes:
+        path = Path(f"/proc/{number}")
+        try:
+            seconds += sum(map(int, (path / "stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
+            (line,) = [row for row in (path / "smaps_rollup").read_text().splitlines() if row.startswith("Pss:")]
+            size += 1024 * int(line.split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return seconds, size
+
+
+def watched(silos: list[Joining], work: Callable[[], None]) -> dict[str, float]:
+    """What everything took while a run went on: processors by all, memory by the silos at most."""
+    own = {child.process.pid for silo in silos for child in silo.household.children if child.process}
+    others = below({os.getpid()}) - {os.getpid()}
+    before, highest, over = spent(others)[0], [0.0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            highest.append(spent(below(own))[1])
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    work()
+    over.set()
+    watching.join()
+    after = spent(below({os.getpid()}) - {os.getpid()})[0]
+    return {"cpu_seconds": after - before, "megabytes_per_silo": max(highest) / 1e6 / len(silos)}
+
+
+def trained_alone(config: Config, federation: Federation, folder: Path) -> float:
+    """Seconds of a processor that one round of all silos takes in this process."""
+    torch.set_num_threads(1)
+    start = time.process_time()
+    train(config, folder, federation)
+    return (time.process_time() - start) / config.rounds
+
+
+def measured(
+    place: Neighbourhood, federation: Federation, joined: list[Joining], config: Config, folder: Path
+) -> dict[str, Any]:
+    """Means over all rounds but the first, in which workers build their models."""
+    alone = trained_alone(config, federation, folder.with_name(f"{folder.name}-alone"))
+    before = {home.path: set((home.path / "runs").glob("*")) for home in place.silos}
+    taken = watched(joined, lambda: run_at(place.server, config, folder, print))
+    rows = {row["round"]: row["seconds"] for row in read_lines(folder / "metrics.jsonl")}
+    events = read_lines(folder / "silos.jsonl")
+    counted = range(2, config.rounds + 1)
+    training = []
+    for home in place.silos:
+        (own,) = set((home.path / "runs").glob("*")) - before[home.path]
+        training.append({row["round"]: row["seconds"] for row in read_lines(own / "metrics.jsonl")})
+    slowest = statistics.fmean(max(each[number] for each in training) for number in counted)
+    seconds = statistics.fmean(rows[number] for number in counted)
+    ours, theirs = load_checkpoint(folder), load_checkpoint(folder.with_name(f"{folder.name}-alone"))
+    parameters = Experiment.of(config, federation).method.build(site_of(federation, 0)).parameters()
+    return {
+        "wire": place.server.charter.wire,
+        "silos": len(place.silos),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "rounds": len(counted),
+        "round": seconds,
+        "beyond_training": seconds - slowest,
+        "cpu_beyond_training": taken["cpu_seconds"] / config.rounds - alone,
+        "megabytes_per_silo": taken["megabytes_per_silo"],
+        "bytes_up_per_silo": next(row["bytes"] for row in events if row["event"] == "answered"),
+        "bytes_down_per_silo": next(row["bytes"] for row in events if row["event"] == "asked"),
+        "asked_twice": sum(row["event"] == "asked" for row in events) - config.rounds * len(place.silos),
+        "bit_equal": all(torch.equal(ours.server[name], theirs.server[name]) for name in theirs.server),
+    }
+
+
+def all_there(place: Neighbourhood) -> bool:
+    try:
+        known = conductor_of(place.server).silos().values()
+    except FedloomError:
+        return False
+    return sum(silo["there"] == "online" for silo in known) == len(place.silos)
+
+
+def federated(wire: str, silos: int, sizes: list[str], rounds: int, *, walls: bool) -> list[dict[str, Any]]:
+    config = config_of(sizes[0], rounds, silos)
+    whole = build_federation(config.data, Streams(config.seed))
+    federation = replace(whole, silos=whole.silos[:silos])
+    policy = POLICY.format(method="fedvae", blocks='"encoder", "decoder"', payloads='"records"')
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, flower = Path(temporary), wire == "flower"
+        place = settle(folder, federation, policy, RoundRules(), wire="flower" if flower else "direct", proxy=flower)
+        start = time.monotonic()
+        with running(place, lambda said: print(said, flush=True), proxy=flower, apart=walls) as (_, joined):
+            while not all_there(place):
+                time.sleep(0.5)
+            there = time.monotonic() - start
+            for size in sizes:
+                run = measured(place, federation, joined, config_of(size, rounds, silos), folder / f"run-{size}")
+                found.append(run | {"walls": walls or flower, "seconds_until_all_are_there": there})
+                print(found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--wires", default="direct,flower")
+    parser.add_argument("--many", default="", help="numbers of silos, with the smallest model, in place of the sizes")
+    parser.add_argument("--walls", action="store_true", help="keep key and records in processes of their own")
+    parser.add_argument("--name", default="federation_round-cpu")
+    arguments = parser.parse_args()
+    cases = [(int(silos), ["7k"]) for silos in arguments.many.split(",") if silos]
+    cases = cases or [(SILOS, arguments.sizes.split(","))]
+    found = []
+    for wire in arguments.wires.split(","):
+        for silos, sizes in cases:
+            found += federated(wire, silos, sizes, arguments.rounds, walls=arguments.walls)
+    keep(arguments.name, found)
+
+
+if __name__ == "__main__":
+    main()
