@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+import torch
 
 from common import keep, show
 from fedloom.config import Config, load_config
@@ -22,7 +25,8 @@ from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.directories import known_fingerprints
 from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
-from fedloom.experiment import Experiment
+from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment import Experiment, Run
 from fedloom.federation.building import build_federation
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
@@ -54,9 +58,12 @@ def founded(folder: Path, config: Config, payloads: tuple[str, ...]) -> Neighbou
 
 
 def figures(run: RunFolder) -> dict[str, float]:
-    """The metrics of the last round."""
-    row = run.metrics()[-1]
-    return {name: value for name, value in row.items() if isinstance(value, float) and "/" in name}
+    """What its generator is worth, beside all silos' records, which no server has."""
+    settings = replace(run.config.data, layout="federated")
+    federation = build_federation(settings, Streams(0))
+    evaluator = Evaluator(federation, run.config.evaluation, Streams(run.config.seed), torch.device("cpu"))
+    found = evaluator.values(evaluator.evaluation(Run(run).generator()))
+    return {name: value for name, value in found.items() if "/real-" not in name}
 
 
 def measured(name: str, seeds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:

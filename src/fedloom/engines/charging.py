@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.base import FederationState, SiloState, participants_of
 from fedloom.engines.distributed import shared_noise
 from fedloom.engines.training import Trainer, local_steps, pretraining_phases
 from fedloom.errors import ConfigError, FedloomWarning, unknown
@@ -90,8 +90,13 @@ def shared_plans(
             f"them, and those of '{missing[0]}' are not declared"
         )
     check_settings(config.privacy)
-    everyone, names = tuple(range(1, config.rounds + 1)), [silo.name for silo in federation.silos]
-    privacies = [privacy_of_silo(config, method, name, units[name], everyone) for name in names]
+    drawn = {round: participants_of(config, federation, round) for round in range(1, config.rounds + 1)}
+    privacies = [
+        privacy_of_silo(
+            config, method, silo.name, units[silo.name], tuple(r for r, chosen in drawn.items() if i in chosen)
+        )
+        for i, silo in enumerate(federation.silos)
+    ]
     return shared_noise(config, federation, method, privacies)
 
 

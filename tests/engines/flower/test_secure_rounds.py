@@ -301,6 +301,7 @@ def test_what_cannot_be_shared_is_refused_before_anybody_is_asked() -> None:
 
     assert "those of 's0' are not declared" in refused("moments", {})
     assert "must be below a third" in refused("moments", records, "privacy.tolerated=2")
+    assert "silos are absent from some rounds" in refused("moments", records, "participation.rate=0.5")
     assert "privacy.bits = 16 leaves" in refused("moments", records, "privacy.bits=16")
     config = shared_config("refined_moments")
     check_shared(config, federation, Experiment.of(config, federation).method, records)
