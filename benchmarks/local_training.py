@@ -1,7 +1,7 @@
 """Local training: microseconds per silo-step of the fused engine against a plain PyTorch loop and the memory floor.
 
 python benchmarks/local_training.py [--device cuda] [--silos 1 10 20 50 100] [--models mlp conv gan]
-        [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes] [--runs 1 4]
+        [--precisions float32 tf32 bf16] [--convolutions matrix grouped] [--compiled no yes] [--runs 1 4] [--lanes 0 8]
 
 With --runs 4, four runs of so many silos each are packed into one program.
 """
@@ -82,8 +82,11 @@ def fused_microseconds(model: str, silos: int, runs: int, options: FusedOptions,
 def variants(model: str, device: torch.device, arguments: argparse.Namespace) -> list[FusedOptions]:
     """Precisions, both kinds of convolution, and compilation, as asked for."""
     convolutions = ["matrix"] if model == "mlp" else arguments.convolutions
-    choices = itertools.product(arguments.precisions, convolutions, arguments.compiled)
-    return [FusedOptions(device, p, matrix_convolutions=c == "matrix", compiled=k == "yes") for p, c, k in choices]
+    choices = itertools.product(arguments.precisions, convolutions, arguments.compiled, arguments.lanes)
+    return [
+        FusedOptions(device, p, matrix_convolutions=c == "matrix", compiled=k == "yes", lanes=n)
+        for p, c, k, n in choices
+    ]
 
 
 def main() -> None:
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["float32"])
     parser.add_argument("--convolutions", nargs="+", default=["matrix", "grouped"])
     parser.add_argument("--compiled", nargs="+", default=["no"], help="no, yes")
+    parser.add_argument("--lanes", type=int, nargs="+", default=[0], help="0: all silos of a stack at once")
     parser.add_argument("--name", default="local_training", help="of the file with the results")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -112,6 +116,7 @@ def main() -> None:
                     "precision": options.precision,
                     "convolutions": "-" if model == "mlp" else ("matrix" if options.matrix_convolutions else "grouped"),
                     "compiled": options.compiled,
+                    "lanes": options.lanes,
                     "silos": silos,
                     "runs": runs,
                 }

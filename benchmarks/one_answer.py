@@ -1,7 +1,7 @@
 """The equality tests of the fused engine on a GPU: every method and packs, fused on CUDA against the
 reference on the CPU.
 
-python benchmarks/one_answer.py [--device cuda] [--private] [--compiled] [--federation even]
+python benchmarks/one_answer.py [--device cuda] [--private] [--compiled] [--lanes 2] [--federation even]
 
 Under DP-SGD the noise is drawn on the host, as the reference engine draws it.
 """
@@ -97,10 +97,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--lanes", type=int, default=0, help="silos one by one, so many side by side")
     parser.add_argument("--private", action="store_true", help="under DP-SGD")
     parser.add_argument("--federation", default="", help="only its cases, such as 'even', the one for compiled places")
     arguments = parser.parse_args()
-    options = FusedOptions(torch.device(arguments.device), chunk=3, compiled=arguments.compiled, host_noise=True)
+    device, compiled, lanes = torch.device(arguments.device), arguments.compiled, arguments.lanes
+    options = FusedOptions(device, chunk=3, compiled=compiled, lanes=lanes, host_noise=True)
     cases: list[tuple[str, str, Callable[[], None]]] = [
         (name, method, partial(one_case, federation, overrides, options))
         for name, federation, method, overrides in (PRIVATE_CASES if arguments.private else CASES)
@@ -113,7 +115,7 @@ def main() -> None:
         ]
     if arguments.federation:
         cases = [case for case in cases if case[0] == arguments.federation]
-    variants = {"private": arguments.private, "compiled": arguments.compiled, arguments.federation: True}
+    variants = {"private": arguments.private, "compiled": compiled, "lanes": lanes > 0, arguments.federation: True}
     name = "-".join(["one_answer", *(variant for variant, asked in variants.items() if variant and asked)])
     rows: list[dict[str, Any]] = []
     for federation, method, case in cases:

@@ -113,6 +113,9 @@ class DataConfig:
     validation: float = field(default=0.0, metadata=share())  # of each silo's records, for its own choices
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
+    # By which groups silos go: the source's; "class": each class is one too; "permuted": the source's, dealt among the
+    # silos at random, which is a control.
+    groups: Literal["source", "class", "permuted"] = field(default="source", metadata=LATER)
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
     # What is done to each picture in a file of its own, whatever the others are.
     size: int = field(default=0, metadata=at_least(0) | LATER)  # of each side, in pixels; 0: as it is

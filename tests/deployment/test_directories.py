@@ -188,7 +188,7 @@ def test_a_new_silo_agrees_to_nothing(server: ServerDirectory) -> None:
     assert silo.name == "south"
     assert silo.policy().methods == ()
     assert silo.policy().privacy == "dp-sgd"
-    assert names_in(silo.path) == ["ca.crt", "logs", "node.key", "node.pub", "policy.toml", "silo.toml"]
+    assert names_in(silo.path) == ["approvals", "ca.crt", "logs", "node.key", "node.pub", "policy.toml", "silo.toml"]
 
 
 def test_no_folder_is_taken_twice(server: ServerDirectory) -> None:

@@ -68,6 +68,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "conditional": ("method.name=conditional",),
     "group_vaes": ("method.name=group_vaes",),
     "flow_vae": ("method.name=flow_vae", "method.flow=[8]"),
+    "fission_flow": ("method.name=fission_flow", "method.widths=[8]", "method.blocks=1", "method.steps=2"),
     "flow_vae with a refiner": (
         "method.name=flow_vae",
         "method.flow=[8]",

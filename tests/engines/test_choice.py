@@ -144,7 +144,10 @@ def test_a_fused_run_equals_a_reference_run_and_resumes_on_either(tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "earlier"),
     [
-        (OPEN, {"name": "fused", "device": "cpu", "chunk": 2, "matrix_convolutions": False, "compiled": False}),
+        (
+            OPEN,
+            {"name": "fused", "device": "cpu", "chunk": 2, "matrix_convolutions": False, "compiled": False, "lanes": 2},
+        ),
         (OPEN, {"name": "reference", "device": "cpu", "threads": 3}),
         (("engine.workers=1", "engine.threads=0"), {"name": "reference", "device": "cpu", "threads": 1}),
     ],

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engines.one_answer import (
+    EVEN,
     FISSION,
+    LARGER,
     METHODS,
     MIXED,
+    PRIVATE,
     ROUNDS,
     UNEQUAL,
     Placed,
@@ -23,10 +26,12 @@ from engines.one_answer import (
     assert_one_answer,
     config_of,
     image_federation,
+    lived_together,
     rounds_of,
     trainer_of,
 )
-from fedloom.engines import fused, fused_stack
+from fedloom.engines import fused, fused_lanes, fused_stack
+from fedloom.engines.base import FederationState
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_program import StackProgram
 from fedloom.engines.fused_records import ChunkTable, WholeTable
@@ -86,6 +91,40 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     options = replace(IN_CHUNKS, compiled=True)
     assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
+@pytest.mark.parametrize(
+    "name", ["+D", "private encoder, kept moments", "fedgan", "moon", "fission_flow", "encoder on samples"]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_silos_in_lanes_compute_the_same(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    options = replace(IN_CHUNKS, lanes=2, compiled=compiled)
+    assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, options)
+
+
+def test_mixed_silos_go_through_lanes() -> None:
+    assert_one_answer(*trainer_of(config_of(*METHODS["fission_flow"]), MIXED), ROUNDS, replace(IN_CHUNKS, lanes=3))
+
+
+def test_weights_that_are_rounded_at_once_are_those_that_autocast_would_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> FederationState:
+        trainer, start = trainer_of(config_of(*METHODS["fission_flow"]), EVEN)
+        engine = FusedEngine(trainer, replace(IN_CHUNKS, precision="bf16", lanes=2))
+        return lived_together(engine, [start], [((0, 1, 2),)])[0][0]
+
+    at_once = learned()
+    monkeypatch.setattr(fused_lanes, "_in_products", lambda model: set())
+    one_by_one = learned()
+    for block, tensors in one_by_one.server.blocks.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(at_once.server.blocks[block][name], tensor), name
+
+
+def test_dp_sgd_does_not_train_in_lanes() -> None:
+    trainer, _ = trainer_of(config_of(*PRIVATE), LARGER)
+    with pytest.raises(UnsupportedError, match="lanes"):
+        FusedEngine(trainer, replace(IN_CHUNKS, lanes=2))
 
 
 class Tape:

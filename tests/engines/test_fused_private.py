@@ -65,6 +65,11 @@ def test_fused_equals_reference(name: str) -> None:
     assert_one_answer(*private_trainer(LARGER, *METHODS[name]), ROUNDS, IN_CHUNKS)
 
 
+def test_a_unet_and_several_draws_for_each_record() -> None:
+    trainer, start = private_trainer(LARGER, *METHODS["fission_flow"], "method.draws=2")
+    assert_one_answer(trainer, start, ((3,), (0, 3)), IN_CHUNKS)
+
+
 @pytest.mark.parametrize("name", ["+D", "fedgan"])
 def test_silos_of_several_groups(name: str) -> None:
     assert_one_answer(*private_trainer(MIXED, *METHODS[name]), ROUNDS, IN_CHUNKS)

@@ -14,7 +14,7 @@ from fedloom.errors import ConfigError, DataError, FedloomError, FedloomWarning
 from fedloom.federation import sample
 from fedloom.federation.building import SiloSummary, build_federation, describe
 from fedloom.federation.records import Federation
-from fedloom.federation.sources import SOURCES
+from fedloom.federation.sources import SOURCES, is_public
 from fedloom.streams import Streams
 
 
@@ -209,6 +209,18 @@ def test_bad_image_folders_are_named(tmp_path: Path, spoil: Callable[[Path], Non
     spoil(tmp_path)
     with pytest.raises(DataError, match=message):
         folders(tmp_path)
+
+
+def test_a_source_with_a_stand_in_takes_it_where_no_path_is_named(tmp_path: Path) -> None:
+    standing, sample = build(source="images", silos=2), build(source="mixed-mnist-sample", silos=2)
+    assert standing.digest == sample.digest
+    assert is_public(DataConfig(source="images"))
+    for silo in ("a", "b"):
+        for i in range(2):
+            picture(tmp_path / silo / f"{i}.png", i)
+    own = DataConfig(source="images", path=str(tmp_path))
+    assert build_federation(own, Streams(0)).digest == folders(tmp_path).digest
+    assert not is_public(own)
 
 
 @pytest.mark.parametrize("source", ["image-folders", "npz"])

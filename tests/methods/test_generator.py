@@ -86,7 +86,7 @@ def test_nothing_is_made_on_another_device_than_asked_for(
     config = tiny_config(f"method.name={name}", *overrides)
     method = Experiment.of(config, tiny_federation).method
     server = initial_state(method, tiny_federation, config).server
-    generator = Generator(method, server, tiny_federation.groups)
+    generator = Generator(method, server, tiny_federation.groups, tiny_federation.classes)
     assert generator.pathways
     for pathway in generator.pathways:
         images = generator.sample(11, group="mnist", pathway=pathway, device="meta")

@@ -111,6 +111,25 @@ def renew(folder: ServerDir) -> None:
     say(f"the server's certificate holds until {ends:%Y-%m-%d}; stop and start 'fedloom federation serve {folder}'")
 
 
+@app.command("approve")
+def approve(
+    folder: SiloDir,
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="Its file, or its digest as a refusal says.", show_default=False)
+    ],
+    key: Annotated[
+        Path, typer.Option(help="A private key of OpenSSH's; policy.toml names its public half.", show_default=False)
+    ],
+) -> None:
+    """Sign an experiment at a silo whose policy.toml asks for approvals."""
+    from fedloom.config import load_config
+    from fedloom.deployment.approvals import approve
+    from fedloom.deployment.directories import SiloDirectory
+
+    digest = load_config(experiment).digest() if experiment.endswith(".toml") else experiment
+    say(f"experiment {digest} is approved: {approve(SiloDirectory.open(folder), digest, key)}")
+
+
 @app.command("statement")
 def statement(
     folder: SiloDir,

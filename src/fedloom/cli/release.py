@@ -32,7 +32,11 @@ def synthesize(
     out: Annotated[Path, typer.Option(help="The new folder of the data set.", show_default=False)],
     form: Annotated[str, typer.Option("--format", help="folder (of images), npz, parquet or csv.")] = "folder",
     labels: Annotated[
-        str, typer.Option(help="balanced, or prior: as the run knows them.", show_default="prior, with labels")
+        str,
+        typer.Option(
+            help="balanced, prior: as the run knows them, or shares that you ask for: CLASS=SHARE,...",
+            show_default="prior, with labels",
+        ),
     ] = "",
     pathway: Annotated[str, typer.Option(help="A way to generate; the first that is open unless told.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same records.")] = 0,

@@ -258,6 +258,7 @@ class SiloDirectory:
         write_atomically(path / POLICY, policy_text().encode())
         write_atomically(path / SILO, invitation.to_toml().encode())
         home.logs.mkdir()
+        (path / "approvals").mkdir()
         return home
 
     @classmethod
@@ -296,7 +297,7 @@ class SiloDirectory:
     @property
     def settled(self) -> tuple[Path, ...]:
         """What its operator alone changes."""
-        return tuple(self.path.resolve() / name for name in (SILO, POLICY, "ca.crt", "node.pub", "logs"))
+        return tuple(self.path.resolve() / name for name in (SILO, POLICY, "ca.crt", "node.pub", "logs", "approvals"))
 
     @property
     def public_key(self) -> Path:

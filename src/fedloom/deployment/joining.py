@@ -43,6 +43,7 @@ class Joining:
     def __enter__(self) -> Joining:
         if not self.data.exists():
             raise FedloomError(f"--data {self.data} does not exist; give a table, an .npz file or a folder of images")
+        (self.home.path / "approvals").mkdir(exist_ok=True)  # which an earlier version did not make
         LedgerRegistry(self.registry).close()  # the worker may write there, but not make the folder
         self._lock = self._locked()
         # A socket's name must be short, which the name of the silo's folder need not be.

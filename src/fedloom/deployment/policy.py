@@ -27,6 +27,8 @@ blocks = []             # blocks of the model that may leave, such as ["encoder"
 payloads = ["records"]  # what else may leave: "records" is the number of records, the weight in the mean
 plugins = []            # packages whose plug-ins may be imported, in this version, such as ["looms==1.2"]
 experiments = []        # digests of experiments ('fedloom inspect' and refusals show them); empty: any
+approvers = []          # public keys of people, such as ["ssh-ed25519 AAAA... anna"]; see 'federation approve'
+approvals = 0           # how many of them must have signed an experiment before it may run; 2: four eyes
 
 privacy = "dp-sgd"      # the least that is asked for: "dp-sgd", or "none"
 unit = "record"         # what every private experiment must protect: "record", or "subject"; cannot be changed later
@@ -57,6 +59,8 @@ class Policy:
     payloads: tuple[str, ...] = ("records",)
     plugins: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ()
+    approvers: tuple[str, ...] = ()
+    approvals: int = field(default=0, metadata=at_least(0))
     privacy: Literal["none", "dp-sgd"] = "dp-sgd"
     unit: Literal["record", "subject"] = "record"
     max_epsilon: float = field(default=8.0, metadata=at_least(0))
@@ -74,6 +78,11 @@ class Policy:
         for package in self.plugins:
             if not PACKAGE.fullmatch(package):
                 raise ConfigError(f"policy.plugins: '{package}' must be a package in a version, such as 'looms==1.2'")
+        if self.approvals > len(self.approvers):
+            raise ConfigError(
+                f"policy.approvals = {self.approvals} asks for more people than policy.approvers names: "
+                f"{len(self.approvers)}"
+            )
         if self.noise == "test" and self.privacy == "dp-sgd":
             raise ConfigError(
                 "policy.noise = 'test' protects nothing; set privacy = 'none' beside it, or noise = 'secure'"

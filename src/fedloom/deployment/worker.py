@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fedloom.config import Config
+from fedloom.deployment.approvals import approvals_objection
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import DEVICE
@@ -43,7 +44,9 @@ def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
         return found
 
     def screening(config: Config) -> None:
-        refuse(policy().first_objection(config))
+        found = policy()
+        refuse(found.first_objection(config))
+        refuse(approvals_objection(home, found, config.digest()))
 
     def agreement(config: Config, method: Method, plan: SiloPrivacy | None) -> Grant:
         found = policy()

@@ -74,21 +74,22 @@ class Heads:
         if self.local_labels:
             own = (label_shares(silo.train.y, len(self.federation.classes)) for silo in silos)
             return [self._synthetic(self.generator.tempered(shares)) for shares in own]
-        return [self._synthetic(self.generator.label_shares)] * len(silos)
+        return [self._synthetic(None)] * len(silos)
 
-    def _synthetic(self, shares: Tensor) -> Common:
-        """Samples of every group, to convergence."""
+    def _synthetic(self, shares: Tensor | None) -> Common:
+        """Samples of every group, to convergence; of classes by these shares, or by those of each group."""
         groups, parts, labels = self.generator.groups, [], []
         for number, group in enumerate(groups):
             count = self.synthetic // len(groups) + (number < self.synthetic % len(groups))
-            wanted = self.generator.labels(count, seed=self.seed, shares=shares)
+            of_group = self.generator.label_shares_of(group) if shares is None else shares
+            wanted = self.generator.labels(count, seed=self.seed, shares=of_group)
             way, seed = self.pathway, self.seed
             parts.append(self.generator.sample(count, group=group, seed=seed, pathway=way, labels=wanted))
             labels.append(wanted)
         x, y = torch.cat(parts), torch.cat(labels)
         if not torch.isfinite(x).all():
             raise ConfigError("the generator gives values that are not finite, so no classifier can learn from them")
-        return Common(self._fit(x, y), shares, x, y)
+        return Common(self._fit(x, y), self.generator.label_shares if shares is None else shares, x, y)
 
     def _federated(self, silo: Silo) -> Common:
         model = self.generator.model(self.generator.groups[silo.groups[0]])

@@ -32,6 +32,10 @@ WORTH_BATCHING = 13_000  # steps of single silos on a CPU, below which the fused
 STACK_IN_WORKERS = 3  # a stack on one core is as fast as so many workers
 WORKER_THREADS = 4  # more would wait for each other, since a quarter of a step is Python's
 WORTH_A_THREAD = 2**23  # parameters times rows of a batch: what a step computes while another thread has Python
+LANES = 8  # in which the silos of large convolutional networks train on a GPU; 4 are nearly as fast
+TURNS = 2  # of each lane in a recording: for every number of silos there is one, of so many times its launches
+WORTH_LANES = 4_000_000  # parameters of such a network
+WORTH_COMPILING_A_LANE = 40_000  # steps of single silos that earn a compilation back
 WORTH_COMPILING = {True: 1e6, False: 1.5e7}  # slots worked on in all steps: with convolutions, and without
 COPIES = 8  # of a silo's weights: themselves, gradients, moments, what was received, and room to work
 MEMORY_SHARE = 0.5  # of the device's
@@ -123,13 +127,17 @@ def _fused(trainers: Sequence[Trainer], device: torch.device, earlier: Mapping[s
     stacks, precision = stacks_of(trainers, device), trainers[0].config.engine.precision
     if earlier.get("name") == "fused" and earlier.get("device") == device.type:
         chunk, products, compiled = earlier["chunk"], earlier["matrix_convolutions"], earlier["compiled"]
+        lanes = earlier.get("lanes", 0)
     elif device.type == "cpu":
-        chunk, products, compiled = CPU_CHUNK, True, False
+        chunk, products, compiled, lanes = CPU_CHUNK, True, False, 0
     else:
-        compiled = worth_compiling(trainers, stacks)
+        lanes = LANES if worth_lanes(stacks) else 0
+        compiled = worth_compiling_a_lane(trainers, stacks) if lanes else worth_compiling(trainers, stacks)
         # Compiled, the copies around matrix products disappear, so that they are the faster convolutions.
         chunk, products = fitting(stacks, device), compiled or precision == "tf32"
-    return FusedEngine(trainers[0], FusedOptions(device, precision, chunk, products, compiled), stacks, trainers[1:])
+        chunk = min(chunk, TURNS * lanes) if lanes else chunk
+    options = FusedOptions(device, precision, chunk, products, compiled, lanes)
+    return FusedEngine(trainers[0], options, stacks, trainers[1:])
 
 
 def fitting(stacks: Sequence[Stack], device: torch.device) -> int:
@@ -137,6 +145,20 @@ def fitting(stacks: Sequence[Stack], device: torch.device) -> int:
     memory = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
     largest = max(sum(tensor.nbytes for tensor in stack.model.state_dict().values()) for stack in stacks)
     return max(1, min(CUDA_CHUNK, int(memory / (COPIES * max(1, largest)))))
+
+
+def worth_lanes(stacks: Sequence[Stack]) -> bool:
+    """Whether silos are better trained one by one, several side by side: large convolutional networks without DP."""
+    return all(
+        stack.kind.privacy is None and has_convolutions(stack.model) and _parameters(stack.model) >= WORTH_LANES
+        for stack in stacks
+    )
+
+
+def worth_compiling_a_lane(trainers: Sequence[Trainer], stacks: Sequence[Stack]) -> bool:
+    """Whether the steps of single silos are so many that one that is compiled, once for all silos, pays."""
+    steps = sum(_steps(trainer) * silos_per_round(trainer) for trainer in trainers)
+    return steps >= WORTH_COMPILING_A_LANE and not any(trial.looked_at for s in stacks for trial in tried(s, True))
 
 
 def worth_compiling(trainers: Sequence[Trainer], stacks: Sequence[Stack]) -> bool:

@@ -44,6 +44,7 @@ class FusedOptions:
     chunk: int = CUDA_CHUNK
     matrix_convolutions: bool = True
     compiled: bool = False
+    lanes: int = 0  # in which silos take their steps one by one; 0: all of a stack at once
     host_noise: bool = False  # under DP-SGD draw noise as the reference engine does, also for a GPU, which is slow
 
 
@@ -71,8 +72,8 @@ class FusedEngine:
             [probed(stack, phase) for phase in stack.kind.phases] if stack.kind.privacy else []
             for stack in self._stacks
         ]
-        self._convolutions = [rewritten(stack.model, options.matrix_convolutions) for stack in self._stacks]
-        self._trials = [tried(stack) for stack in self._stacks]
+        self._convolutions = [self._made_ready(stack) for stack in self._stacks]
+        self._trials = [tried(stack, options.lanes > 0) for stack in self._stacks]
         everyone = sorted((m for stack in self._stacks for m in stack.members), key=lambda member: member.index)
         self._members = [[m for m in everyone if m.run == run] for run in range(len(self._trainers))]
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
@@ -81,6 +82,14 @@ class FusedEngine:
         self._distillation_pool = DistillationPool([trainer.config for trainer in self._trainers], options)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
+
+    def _made_ready(self, stack: Stack) -> int:
+        """The layers of a stack's model in the form in which they are called; how many convolutions were changed."""
+        if not self.options.lanes:
+            return rewritten(stack.model, self.options.matrix_convolutions)
+        if stack.kind.privacy:
+            raise UnsupportedError("DP-SGD does not train in lanes")
+        return 0
 
     def describe(self) -> str:
         """Device, precision, and how the silos are batched."""
@@ -92,6 +101,8 @@ class FusedEngine:
         parts = [f"fused on {where}", self.options.precision, f"{stacks} of up to {most} silos"]
         if len(self._trainers) > 1:
             parts.append(f"{len(self._trainers)} runs packed")
+        if self.options.lanes:
+            parts.append(f"in {self.options.lanes} lanes")
         if any(self._convolutions):
             parts.append("convolutions " + ("as matrix products" if self.options.matrix_convolutions else "in groups"))
         if self.options.compiled:
@@ -109,6 +120,7 @@ class FusedEngine:
             "chunk": self.chunk,
             "matrix_convolutions": options.matrix_convolutions,
             "compiled": options.compiled,
+            "lanes": options.lanes,
         }
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
@@ -197,7 +209,7 @@ class FusedEngine:
             if stack.kind.privacy:
                 program: StackProgram = PrivateProgram(*common, self._probes[number], options.host_noise)
             else:
-                program = StackProgram(*common)
+                program = StackProgram(*common, options.lanes)
             self._programs[number] = program, self._runner(program, stack)
         return self._programs[number]
 
@@ -210,7 +222,7 @@ class FusedEngine:
 
     def _filled(self, stack: Stack) -> bool:
         """Whether each step works on all slots, however many silos are there, so that one compilation does."""
-        return self.options.compiled and fillable(stack)
+        return self.options.compiled and not self.options.lanes and fillable(stack)
 
     def _slots(self, number: int, stack: Stack) -> int:
         """How many silos of a stack train at once, at most."""

@@ -10,11 +10,11 @@ from torch.func import vmap
 
 from fedloom.engines.base import FederationState, SiloState, received_by
 from fedloom.engines.batches import Crew, EpochBatches, Stretches, buffers, numbers_per_step
+from fedloom.engines.fused_lanes import LanedGradients, Lanes
 from fedloom.engines.fused_stack import Member, Stack
-from fedloom.engines.fused_step import Batching, Precision, WatchedContext, evaluation, laid_out
+from fedloom.engines.fused_step import Batching, Gradients, Precision, WatchedContext, gradients_of_stack, laid_out
 from fedloom.engines.fused_support import PhaseTrial
 from fedloom.engines.local_state import LocalState
-from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import unchanged
 from fedloom.privacy.noise import StreamNoise
@@ -25,12 +25,19 @@ class StackProgram:
     """Weights, moments and loss sums for up to ``size`` silos of a stack; a chunk uses the first slots."""
 
     def __init__(
-        self, stack: Stack, size: int, trials: Sequence[PhaseTrial], precision: Precision, compiled: bool
+        self,
+        stack: Stack,
+        size: int,
+        trials: Sequence[PhaseTrial],
+        precision: Precision,
+        compiled: bool,
+        lanes: int = 0,
     ) -> None:
         self._stack, self._phases, self.size = stack, stack.kind.phases, size
         self._device, self._batch = stack.device, stack.kind.local.batch_size
         stack.table.reserve(size)
-        layouts = {name: gradient for trial in trials for name, gradient in trial.gradients.items()}
+        # Of all silos at once gradients come out as a trial's did; in lanes, compiled, as the parameters lie.
+        layouts = {} if lanes else {name: part for trial in trials for name, part in trial.gradients.items()}
         self.weights = {
             name: laid_out(layouts.get(name, tensor), size) for name, tensor in stack.model.state_dict().items()
         }
@@ -39,7 +46,9 @@ class StackProgram:
         self._received = {n: torch.zeros_like(t) for n, t in self.weights.items() if sent and n.startswith(sent)}
         phases = self._phases
         self._trained = [tuple(trial.gradients) for trial in trials]
-        self._state = LocalState(phases, self.weights, self._trained, self._received, stack.kind.privacy, compiled)
+        # In lanes the silos' networks are large: to compile an optimiser of so many tensors takes longer than it saves.
+        quick_moves = compiled and not lanes
+        self._state = LocalState(phases, self.weights, self._trained, self._received, stack.kind.privacy, quick_moves)
         self._terms = [
             tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
         ]
@@ -49,8 +58,17 @@ class StackProgram:
         self._context = WatchedContext(RoundContext(0, 0, ()))
         self._secrets: Sequence[StreamNoise] = ()
         self._round = 0
-        batching = Batching(stack.model, self._now, precision, compiled)
-        self._evaluate = [evaluation(stack, phase, batching) for phase in phases]
+        batching = Batching(stack.model, self._now, precision, compiled, lanes > 0)
+        self._gradients = self._by_phase(batching, lanes)
+
+    def _by_phase(self, batching: Batching, lanes: int) -> list[Gradients]:
+        """How each phase's gradients are found: of all silos at once, or of each by itself."""
+        stack, phases = self._stack, list(zip(self._phases, self._trained, strict=True))
+        if not lanes:
+            return [gradients_of_stack(stack, phase, batching, trained) for phase, trained in phases]
+        side_by_side = Lanes(self._device, lanes)
+        room = {name: torch.zeros_like(self.weights[name]) for trained in self._trained for name in trained}
+        return [LanedGradients(stack, phase, batching, trained, side_by_side, room) for phase, trained in phases]
 
     def begin(self, context: RoundContext, secrets: Sequence[StreamNoise]) -> None:
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
@@ -125,10 +143,8 @@ class StackProgram:
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
         for number in range(len(self._phases)):
-            weights = self._lent(silos)
-            leaves = {name: weights[name].detach().requires_grad_() for name in self._trained[number]}
-            losses, means = self._evaluate[number]({**weights, **leaves}, index, mask, noise[number], received)
-            self._state.optimizers[number].step(silos, gradients_of_mean(losses, mask, list(leaves.values())))
+            gradients, means = self._gradients[number](self._lent(silos), index, mask, noise[number], received)
+            self._state.optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos].add_(means)
 
     def _lent(self, silos: int) -> Tensors:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.optimizers import many_programs
+from fedloom.engines.optimizers import gradients_of_mean, many_programs
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Phase
 from fedloom.objectives.base import Losses, Step
@@ -46,13 +48,15 @@ class Batching:
     context: Callable[[], RoundContext]  # the round's, asked for anew in every step
     precision: Precision
     compiled: bool = False
+    looped: bool = False  # silo after silo, for layers that do not batch well over them
 
     def __call__(self, one: Callable[P, R]) -> Callable[P, R]:
         """The function for all silos at once; what it gives is float32 if ``one`` says so."""
-        batched, device = vmap(one, randomness="error"), next(self.model.parameters()).device
+        batched = looped(one) if self.looped else vmap(one, randomness="error")
+        device = next(self.model.parameters()).device
 
         def evaluate(*arguments: P.args, **named: P.kwargs) -> R:
-            with _autocast(device, self.precision):
+            with autocast(device, self.precision):
                 return batched(*arguments, **named)
 
         return evaluate
@@ -70,6 +74,19 @@ class Batching:
         return quick
 
 
+def looped(one: Callable[P, R]) -> Callable[P, R]:
+    """What ``vmap`` gives, by calls of ``one``."""
+
+    def each(*arguments: P.args, **named: P.kwargs) -> R:
+        silos = len(tree_leaves((arguments, named))[0])
+        own = (tree_map(itemgetter(silo), (arguments, named)) for silo in range(silos))
+        results = [one(*arguments, **named) for arguments, named in own]
+        stacked: R = tree_map(lambda *parts: torch.stack(parts), *results)
+        return stacked
+
+    return each
+
+
 def batched_losses(
     batching: Batching, phase: Phase
 ) -> Callable[[Tensors, Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]:
@@ -77,7 +94,7 @@ def batched_losses(
     lending, context = Lending(batching.model, phase.objective), batching.context
 
     def one(weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensors]:
-        return _in_float32(lending.losses(weights, Step(batch_of_columns(columns), noise, received, context())))
+        return in_float32(lending.losses(weights, Step(batch_of_columns(columns), noise, received, context())))
 
     return batching(one)
 
@@ -94,7 +111,7 @@ def tapped_losses(
     ) -> tuple[Tensor, Tensors, list[Tensor]]:
         step = Step(batch_of_columns(columns), noise, received, context())
         losses, inputs = watch.tapped(lambda: lending.losses(weights, step), taps)
-        return *_in_float32(losses), [x.detach().float() for x in inputs]
+        return *in_float32(losses), [x.detach().float() for x in inputs]
 
     return batching(one)
 
@@ -110,7 +127,8 @@ def written_out(batching: Batching, phase: Phase) -> Callable[[Tensors, Tensors,
     return batching(one)
 
 
-def _in_float32(losses: Losses) -> tuple[Tensor, Tensors]:
+def in_float32(losses: Losses) -> tuple[Tensor, Tensors]:
+    """Losses and terms, whatever they were computed in."""
     return losses.total.float(), {name: term.float() for name, term in losses.terms.items()}
 
 
@@ -132,7 +150,26 @@ def evaluation(stack: Stack, phase: Phase, batching: Batching) -> Evaluate:
     return batching.quickened(evaluate)
 
 
-def _autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+# (weights, rows, mask, noise, received) -> gradients of the trained ones, each (silos, *shape); means (terms, silos)
+Gradients = Callable[[Tensors, Tensor, Tensor, Tensors, Tensors], tuple[Sequence[Tensor], Tensor]]
+
+
+def gradients_of_stack(stack: Stack, phase: Phase, batching: Batching, trained: Sequence[str]) -> Gradients:
+    """Of the mean loss of each silo's batch, in one pass forwards and one backwards; and the mean of each term."""
+    evaluate = evaluation(stack, phase, batching)
+
+    def gradients(
+        weights: Tensors, index: Tensor, mask: Tensor, noise: Tensors, received: Tensors
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        leaves = {name: weights[name].detach().requires_grad_() for name in trained}
+        losses, means = evaluate({**weights, **leaves}, index, mask, noise, received)
+        return gradients_of_mean(losses, mask, list(leaves.values())), means
+
+    return gradients
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """In which a model computes in that precision."""
     if precision != "bf16":
         return nullcontext()
     # Weights stay float32; their casts must not be cached, because a recorded program has to make them anew.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
-from fedloom.engines.fused_step import Batching, WatchedContext, batched_losses, matrix_precision
+from fedloom.engines.fused_step import Batching, WatchedContext, batched_losses, laid_out, matrix_precision
 from fedloom.engines.optimizers import gradients_of_mean
 from fedloom.engines.private_training import parameters_of
 from fedloom.errors import FedloomError
@@ -41,13 +41,13 @@ class PhaseTrial:
     looked_at: frozenset[str]  # what of the round's context
 
 
-def tried(stack: Stack) -> list[PhaseTrial]:
+def tried(stack: Stack, looped: bool = False) -> list[PhaseTrial]:
     """One trial for each phase; an exception that no batching survives is turned into a sentence."""
     with matrix_precision("float32"):
-        return [_trial(stack, phase) for phase in stack.kind.phases]
+        return [_trial(stack, phase, looped) for phase in stack.kind.phases]
 
 
-def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
+def _trial(stack: Stack, phase: Phase, looped: bool) -> PhaseTrial:
     device, records = stack.device, stack.sample(SILOS * ROWS)
     index = torch.arange(SILOS * ROWS, device=device).reshape(SILOS, ROWS) % len(records)
     columns = gathered(records, records.modality.decode, index, torch.ones(SILOS, ROWS, device=device))
@@ -58,12 +58,13 @@ def _trial(stack: Stack, phase: Phase) -> PhaseTrial:
         for name, shape in phase.objective.noise.items()
     }
     tensors = {**stack.model.state_dict(), **stack.constants[stack.members[0]]}
-    state = {n: t.detach().expand(SILOS, *t.shape).clone() for n, t in tensors.items()}
+    state = {n: laid_out(t, SILOS).copy_(t.detach()) for n, t in tensors.items()}
     before = {name: tensor.clone() for name, tensor in state.items()}
     trained = list(parameters_of(phase, stack.model))
     leaves = {name: state[name].requires_grad_() for name in trained}
     context = WatchedContext(RoundContext(1, stack.kind.rounds, ()))
-    evaluate = batched_losses(Batching(stack.model, lambda: cast("RoundContext", context), "float32"), phase)
+    batching = Batching(stack.model, lambda: cast("RoundContext", context), "float32", looped=looped)
+    evaluate = batched_losses(batching, phase)
     with _culprit_named(stack.model):
         values, terms = evaluate(state, columns, noise, state)
         gradients = gradients_of_mean(values, columns["mask"], list(leaves.values()))

@@ -199,7 +199,11 @@ def adam_of_stack(
 
 def shortened(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Each silo's gradient, over all parameters together, at most so long; all tensors are stacks of silos."""
-    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
+    # By dimensions, because to flatten what does not lie in their order would be to copy it.
+    dimensions = (tuple(range(1, g.dim() + 1)) for g in gradients)
+    norms = torch.stack(
+        [torch.linalg.vector_norm(g.unsqueeze(-1), dim=d) for g, d in zip(gradients, dimensions, strict=True)]
+    )
     factors = (limit / (torch.linalg.vector_norm(norms, dim=0) + NORM_EPSILON)).clamp(max=1.0)
     return [g * factors.reshape(-1, *[1] * (g.dim() - 1)) for g in gradients]
 

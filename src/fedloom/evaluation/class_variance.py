@@ -20,7 +20,7 @@ def class_variance(evaluation: Evaluation) -> Values:
         test, fake = evaluation.real.federation.test.of_group(index), evaluation.samples[group].flatten(1).cpu()
         ratios = []
         for label in range(len(evaluation.real.federation.classes)):
-            real, made = test.values[test.y == label].flatten(1), fake[evaluation.labels == label]
+            real, made = test.values[test.y == label].flatten(1), fake[evaluation.labels[group] == label]
             if len(real) > 1 and len(made) > 1 and (spread := _variance(real)) > 0:
                 ratios.append(_variance(made) / spread)
         for name, of in (("mean", mean), ("least", min), ("most", max)):

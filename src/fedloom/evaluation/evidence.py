@@ -188,9 +188,10 @@ class Evaluation:
         return {group: self.sample(group) for group in self.groups}
 
     @cached_property
-    def labels(self) -> Tensor:
-        """The classes that samples of every group were told, where the pathway is told one."""
-        return self.generator.labels(self.config.samples, seed=self.streams.seed)
+    def labels(self) -> dict[str, Tensor]:
+        """The classes that the samples of each group were told, where the pathway is told one."""
+        generator, count, seed = self.generator, self.config.samples, self.streams.seed
+        return {g: generator.labels(count, seed=seed, shares=generator.label_shares_of(g)) for g in self.groups}
 
     @cached_property
     def features(self) -> dict[Group, Tensor]:

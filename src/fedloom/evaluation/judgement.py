@@ -155,7 +155,7 @@ def _utility(evaluation: Evaluation) -> UtilityJudgement | None:
     if not (TOLD_CLASSES.met(evaluation) and EVERY_LABEL.met(evaluation)) or math.prod(test.shape) > WIDEST:
         return None
     x = torch.cat([samples[:LEARNED].flatten(1).cpu() for samples in evaluation.samples.values()])
-    y = torch.cat([evaluation.labels[:LEARNED].cpu()] * len(evaluation.groups))
+    y = torch.cat([labels[:LEARNED] for labels in evaluation.labels.values()])
     try:
         of_samples = _learned(x, y, test, len(classes))
     except MissingExtraError:

@@ -70,7 +70,7 @@ def synthetic_utility(evaluation: Evaluation) -> Values:
     """A classifier learns from samples and is tested on all held-out records."""
     test, classes = evaluation.real.federation.test, len(evaluation.real.federation.classes)
     x = torch.cat([samples.flatten(1) for samples in evaluation.samples.values()]).cpu()
-    head = fit_head(x, evaluation.labels.repeat(len(evaluation.groups)), classes)
+    head = fit_head(x, torch.cat(list(evaluation.labels.values())), classes)
     predicted = head.probabilities(test.values.flatten(1)).argmax(dim=1)
     found = score(confusion(test.y, predicted, classes, classes), torch.arange(classes))
     names = {

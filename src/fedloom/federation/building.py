@@ -13,7 +13,8 @@ from torch import Tensor
 from fedloom.config import DataConfig
 from fedloom.errors import DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Examples, assemble, column, examples, joined, kind
-from fedloom.federation.conditions import with_condition
+from fedloom.federation.conditions import with_classes_as_groups, with_condition
+from fedloom.federation.group_names import with_permuted_groups
 from fedloom.federation.outliers import with_outliers
 from fedloom.federation.partitions import Shares, by_owner, divide, partition_of
 from fedloom.federation.records import Dataset, Federation, Silo
@@ -24,10 +25,14 @@ from fedloom.streams import Streams
 def build_federation(config: DataConfig, streams: Streams) -> Federation:
     """Load the source, divide its records among silos, and pool them again if the layout is centralised."""
     dataset = with_condition(SOURCES.get(config.source, "data.source").open(config), config.condition)
+    if config.groups == "class":
+        dataset = with_classes_as_groups(dataset)
     shares = divide(dataset, config, streams)
     if partition_of(dataset, config) != "natural":  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))
     federation = with_outliers(_federation(dataset, shares, config.validation, streams), config.outliers, streams)
+    if config.groups == "permuted":
+        federation = with_permuted_groups(federation, streams)
     federation = replace(federation, described=config)
     return federation.centralised() if config.layout == "centralised" else federation
 

@@ -1,4 +1,4 @@
-"""Conditions beside the class: an attribute makes of each class as many as it has values."""
+"""Conditions beside the class: an attribute makes of each class as many as it has values; classes as groups."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ def with_condition(dataset: Dataset, attribute: str) -> Dataset:
 
     classes = tuple(f"{name}{BETWEEN}{dataset.attributes[i]}" for name in dataset.classes for i in columns)
     return replace(dataset, train=relabelled(dataset.train), test=relabelled(dataset.test), classes=classes)
+
+
+def with_classes_as_groups(dataset: Dataset) -> Dataset:
+    """The same records, of which each class is a group, too."""
+    if not dataset.classes or any(bool((table.y < 0).any()) for table in (dataset.train, dataset.test)):
+        raise ConfigError(
+            f"data.groups = 'class' needs a class for every record, which some of '{dataset.name}' do not have"
+        )
+    train, test = (replace(table, group=table.y) for table in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test, groups=dataset.classes)
 
 
 def plain_classes(classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:

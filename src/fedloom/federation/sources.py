@@ -54,9 +54,12 @@ class Source:
     public: bool = False
     medical: bool = False  # whether its records are patients'
     pictures: Callable[[str, Layout], Dataset] | None = None  # where records are pictures in files of their own
+    stand_in: str = ""  # the source that is taken where no data.path is named
 
     def open(self, config: DataConfig) -> Dataset:
         """The data set of these settings; those of pictures are refused where there are none."""
+        if self.stand_in and not config.path:
+            return _OWN[self.stand_in].load("")
         if self.pictures is not None:
             return self.pictures(config.path, Layout(PictureRule.of(config), config.subjects))
         usual = DataConfig()
@@ -156,6 +159,12 @@ _OWN = {
         load_image_folders,
         pictures=load_image_folders,
     ),
+    "images": Source(
+        "your images in data.path as 'image-folders' has them; without a path the images of 'mixed-mnist-sample'",
+        load_image_folders,
+        pictures=load_image_folders,
+        stand_in="mixed-mnist-sample",
+    ),
     "npz": Source("your arrays in the .npz file data.path: x_train, y_train, group_train, owner_train", load_npz),
     "parquet": Source(
         "records in the Parquet file data.path, as 'fedloom synthesize --format parquet' writes it", load_parquet
@@ -183,12 +192,15 @@ SOURCES: Registry[Source] = Registry("source", "fedloom.sources", Source, lambda
 
 def is_public(config: DataConfig) -> bool:
     """Whether everybody has the records of these settings, outliers among them: it is said there, or known here."""
-    sources = (config.source, *((config.outliers.source,) if config.outliers.source else ()))
-    return config.public or all(_is_known_as_public(source) for source in sources)
+    sources = [(config.source, config.path)]
+    if config.outliers.source:
+        sources.append((config.outliers.source, config.outliers.path))
+    return config.public or all(_is_known_as_public(source, path) for source, path in sources)
 
 
-def _is_known_as_public(source: str) -> bool:
+def _is_known_as_public(name: str, path: str) -> bool:
     try:
-        return SOURCES.get(source, "data.source").public
+        source = SOURCES.get(name, "data.source")
+        return source.public or bool(source.stand_in and not path and _OWN[source.stand_in].public)
     except ConfigError:  # the plug-in of an old run may be gone, and its records are nobody's meanwhile
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from fedloom.methods.steps import ServerState
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
 
-LABEL_SHARES = "label-shares"  # in the server's memory
+LABEL_SHARES = "label-shares"  # in the server's memory: of all groups, or a row for each
 CHUNK = 1000  # rows of one draw; a fixed number, so that a sample does not depend on how many are asked for
 AT_ONCE = {"cpu": 1, "cuda": 16}  # draws that pass through the model together
 
@@ -55,14 +56,36 @@ class Generator:
 
     @property
     def label_shares(self) -> Tensor:
-        """How frequent each class is among samples: as the silos' noisy counts say, else all alike; tempered."""
+        """How frequent each class is among samples, of which each group has as many."""
+        return torch.stack([self.label_shares_of(group) for group in self.groups]).mean(dim=0)
+
+    def label_shares_of(self, group: str) -> Tensor:
+        """How frequent each class is in a group: as the silos' noisy counts say, else all alike; tempered."""
         alike = torch.full((len(self.classes),), 1.0 / len(self.classes), dtype=torch.float64)
-        return self.tempered(self.server.memory.get(LABEL_SHARES, alike))
+        known = self.server.memory.get(LABEL_SHARES, alike)
+        return self.tempered(known[self.groups.index(group)] if known.dim() > 1 else known)
+
+    def class_of(self, asked: str) -> str:
+        """The name of a class that is asked for by name, by what stands behind a / in one name alone, or by number."""
+        found = [name for name in self.classes if name == asked]
+        found = found or [name for name in self.classes if "/" in name and name.rpartition("/")[2] == asked]
+        if not found and asked.isdecimal():
+            found = list(self.classes[int(asked) :][:1])
+        if len(found) != 1:
+            raise ConfigError(unknown("class", asked, self.classes))
+        return found[0]
 
     def tempered(self, shares: Tensor) -> Tensor:
         """Shares to the power of ``method.label_exponent``: 1 leaves them, 0 makes those above 0 equal."""
         powers = torch.where(shares > 0, shares**self.method.label_exponent, 0.0)
         return powers / powers.sum()
+
+    def classes_of(self, asked: Iterable[str]) -> tuple[str, ...]:
+        """The names of classes that are asked for, each once; several may stand together with commas between them."""
+        parts = [part for each in asked for part in ([each] if each in self.classes else each.split(","))]
+        if parts and not self.method.labelled:
+            raise ConfigError(f"method '{self.method.name}' learns without classes, so none can be asked for")
+        return tuple(dict.fromkeys(self.class_of(part.strip()) for part in parts))
 
     def labels(self, count: int, *, seed: int = 0, shares: Tensor | None = None) -> Tensor:
         """``count`` classes by their number, drawn from ``shares`` or from those of the samples."""
@@ -70,16 +93,14 @@ class Generator:
         drawn = Streams(seed).uniform("sample/label", count)
         return torch.searchsorted(edges / edges[-1], drawn).clamp_max(len(self.classes) - 1)
 
-    def _labels(self, label: str, given: Tensor | None, count: int, seed: int) -> Tensor:
+    def _labels(self, group: str, label: str, given: Tensor | None, count: int, seed: int) -> Tensor:
         if given is not None:
             if len(given) != count:
                 raise ConfigError(f"{len(given)} labels were given for {count} samples")
             return given
         if not label:
-            return self.labels(count, seed=seed)
-        if label not in self.classes:
-            raise ConfigError(unknown("class", label, self.classes))
-        return torch.full((count,), self.classes.index(label))
+            return self.labels(count, seed=seed, shares=self.label_shares_of(group))
+        return torch.full((count,), self.classes.index(self.class_of(label)))
 
     def _pathway(self, pathway: str, *, swapped: bool, labelled: bool) -> str:
         """The name of a pathway, or of the first one, that can do what is asked of it."""
@@ -91,7 +112,11 @@ class Generator:
         if swapped and not self.method.pathways[name].uses_prior:
             raise ConfigError(f"pathway '{name}' does not draw from a group's prior, so there is none to swap")
         if labelled and not self.method.pathways[name].labelled:
-            raise ConfigError(f"pathway '{name}' is not told a class, so it cannot generate one that is asked for")
+            told = ", ".join(way for way, known in self.method.pathways.items() if known.labelled)
+            raise ConfigError(
+                f"pathway '{name}' of method '{self.method.name}' is not told a class, so it cannot generate one that "
+                f"is asked for (told: {told or 'none'})"
+            )
         return name
 
     @torch.no_grad()
@@ -120,7 +145,7 @@ class Generator:
         name = self._pathway(pathway, swapped=bool(prior_of), labelled=bool(label) or labels is not None)
         way, index, streams = self.method.pathways[name], self.groups.index(group), Streams(seed)
         prior = self.groups.index(prior_of or group)
-        wanted = self._labels(label, labels, count, seed) if way.labelled else torch.full((count,), prior)
+        wanted = self._labels(group, label, labels, count, seed) if way.labelled else torch.full((count,), prior)
         if missing := self.missing(group, name):
             raise ConfigError(f"nothing can be generated for group '{group}': '{missing[0]}' never reached the server")
         device = torch.device(device)

@@ -44,17 +44,23 @@ class LabelOptions(TemperedLabels):
 
 @dataclass(frozen=True)
 class CountClasses:
-    """One for the record's class."""
+    """One for the record's class, in its group."""
 
+    groups: int
     classes: int
 
     def __call__(self, _: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """A row for each record."""
-        return {"counts": functional.one_hot(batch.y, self.classes).to(torch.float32)}
+        """A row for each record, group after group."""
+        groups, classes = functional.one_hot(batch.group, self.groups), functional.one_hot(batch.y, self.classes)
+        return {"counts": (groups.unsqueeze(2) * classes.unsqueeze(1)).flatten(1).to(torch.float32)}
 
 
+@dataclass(frozen=True)
 class LabelShares(ServerStep):
-    """Remembers how frequent each class is."""
+    """Remembers how frequent each class is in each group."""
+
+    groups: int
+    exact: bool  # whether counts came without noise
 
     def __call__(self, round: ServerRound) -> Stepped:
         """By the counts, where some have come."""
@@ -64,9 +70,18 @@ class LabelShares(ServerStep):
         # Silos send them in different rounds, each in the first that it takes part in.
         memory = round.state.memory
         counts = torch.stack(sent).to(torch.float64).sum(dim=0) + memory.get(COUNTS, 0.0)
-        positive = counts.clamp_min(SMALLEST_SHARE * counts.clamp_min(0.0).mean()).clamp_min(1e-9)
-        shares = {COUNTS: counts, LABEL_SHARES: positive / positive.sum()}
-        return Stepped(replace(round.state, memory={**memory, **shares}))
+        shares = self.shares(counts.reshape(self.groups, -1))
+        known = {COUNTS: counts, LABEL_SHARES: shares if self.groups > 1 else shares[0]}
+        return Stepped(replace(round.state, memory={**memory, **known}))
+
+    def shares(self, counts: Tensor) -> Tensor:
+        """A row for each group, without classes that only other groups have; a class that none has is rare in each."""
+        positive = counts.clamp_min(0.0)
+        least = SMALLEST_SHARE * positive.mean(dim=1, keepdim=True)
+        had = positive > 0 if self.exact else positive >= least
+        shares = torch.where(had | ~had.any(dim=0), torch.maximum(positive, least), 0.0)
+        shares = torch.where(positive.any(dim=1, keepdim=True), shares, 1.0)  # of an unknown group all alike
+        return shares / shares.sum(dim=1, keepdim=True)
 
 
 def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Method:
@@ -74,15 +89,17 @@ def with_labels(method: Method, setting: Setting, options: LabelOptions) -> Meth
     method = replace(method, label_exponent=options.label_exponent)
     if options.labels != "global-dp":
         return method
-    count = len(setting.classes)
-    what = "one count of each class, to one of which a record adds 1"
-    payload = payload_of_sums(COUNTS, what, {"counts": (count,)})
-    release = PayloadRule(payload, BoundedSum(CountClasses(count)), share=SHARE)
+    groups, classes = len(setting.groups), len(setting.classes)
+    where = " in each group" if groups > 1 else ""
+    what = f"one count of each class{where}, to one of which a record adds 1"
+    payload = payload_of_sums(COUNTS, what, {"counts": (groups * classes,)})
+    release = PayloadRule(payload, BoundedSum(CountClasses(groups, classes)), share=SHARE)
+    exact = setting.config.privacy.mechanism == "none"
     return replace(
         method,
         plan=replace(method.plan, payloads=(*method.plan.payloads, payload)),
         payloads=(*method.payloads, release),
-        server_step=Steps((method.server_step, LabelShares())),
+        server_step=Steps((method.server_step, LabelShares(groups, exact))),
     )
 
 

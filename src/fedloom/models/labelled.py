@@ -1,7 +1,8 @@
-"""Networks for labelled vectors: they are told the class, one-hot, beside their input."""
+"""Networks for labelled records: they are told the class, one-hot, beside their input."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.gaussian import DiagonalGaussian
-from fedloom.models.networks import mlp
+from fedloom.models.networks import mlp, route, route_all
 
 FIRST = 0.01  # size of a linear decoder's first weights: vectors have length 1, and noise leaves few steps
 
@@ -93,6 +95,41 @@ class LinearConditionalVAE(ConditionalVAE):
         # Weights so large that identity is lost beside their square leave what no number solves, and nothing to raise.
         mean = torch.linalg.solve_ex(precision, (residual @ weight / self.variance).mT).result.mT
         return DiagonalGaussian(mean, -precision.diagonal().log().expand_as(mean))
+
+
+class TellingEncoder(nn.Module):
+    """q(z | x, y): what an image's network says of z, moved by class, so that z need not say which class it is."""
+
+    def __init__(self, network: nn.Module, latent: int, classes: int) -> None:
+        super().__init__()
+        self.network = network
+        self.moved = nn.Linear(classes, 2 * latent, bias=False)
+
+    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+        """Mean and log variance side by side."""
+        statistics: Tensor = self.network(x) + self.moved(told)
+        return statistics
+
+
+class ClassVAE(nn.Module):
+    """Blocks ``encoder`` q(z | x, y) and ``decoder`` p(x | z, y), by branches of groups; prior N(0, I)."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, classes: int, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.classes, self.likelihood = classes, likelihood
+
+    def encode(self, x: Tensor, group: Tensor, label: Tensor) -> DiagonalGaussian:
+        """q(z | x, y)."""
+        return DiagonalGaussian.of(route_all(self.encoder, (x, self._told(label, x)), group))
+
+    def decode(self, z: Tensor, group: Tensor, label: Tensor) -> Tensor:
+        """The likelihood's parameters given z and the class."""
+        return route(self.decoder, torch.cat([z, self._told(label, z)], dim=-1), group)
+
+    def _told(self, label: Tensor, like: Tensor) -> Tensor:
+        # Each number has a mean square of 1, as those of z have: the latent would drown a plain 1 among many 0.
+        return math.sqrt(self.classes) * functional.one_hot(label, self.classes).to(like.dtype)
 
 
 class ConditionalGAN(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedloom.models.gaussian import kl_divergence
-from fedloom.models.labelled import ConditionalFlow, ConditionalGAN, ConditionalVAE, LinearHead
+from fedloom.models.gaussian import kl_divergence, kl_to_unit
+from fedloom.models.labelled import ClassVAE, ConditionalFlow, ConditionalGAN, ConditionalVAE, LinearHead
 from fedloom.objectives.base import Losses, Step
 
 
@@ -45,6 +45,29 @@ class ConditionalElbo:
         else:
             total = squared / (2.0 * model.variance) + self.kl_weight * divergence
         return Losses(total, {"squared-error": squared, "kl": divergence})
+
+
+@dataclass(frozen=True)
+class ClassElbo:
+    """-log p(x | z, y) + kl_weight KL(q(z | x, y) || N(0, I)), z drawn once from q; sums over pixels and latents."""
+
+    latent: int
+    kl_weight: float = 1.0
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """The draw of z."""
+        return {"z": (self.latent,)}
+
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        """The bound for each example."""
+        assert isinstance(model, ClassVAE)
+        batch = step.batch
+        posterior = model.encode(batch.x, batch.group, batch.y)
+        decoded = model.decode(posterior.sample(step.noise["z"]), batch.group, batch.y)
+        reconstruction = model.likelihood.negative_log(batch.x, decoded)
+        divergence = kl_to_unit(posterior, torch.zeros_like(posterior.mean))
+        return Losses(reconstruction + self.kl_weight * divergence, {"nll": reconstruction, "kl": divergence})
 
 
 def drawn_labels(noise: Tensor, classes: int) -> Tensor:

@@ -109,8 +109,8 @@ class FolderWriter:
 class NpzWriter:
     """``data.npz``: ``x_train``, ``group_train`` and, with labels, ``y_train``, as ``data.source = "npz"`` reads it."""
 
-    def __init__(self, folder: Path, kind: RecordKind) -> None:
-        self._folder, self._kind = folder, kind
+    def __init__(self, folder: Path, kind: RecordKind, name: str = "data.npz") -> None:
+        self._file, self._kind = folder / name, kind
         self._x: list[NDArray[Any]] = []
         self._groups: list[str] = []
         self._labels: list[str] = []
@@ -127,7 +127,7 @@ class NpzWriter:
         arrays["modality"] = np.array(self._kind.modality.name)
         if self._kind.classes:
             arrays["y_train"] = np.array(self._labels)
-        with (self._folder / "data.npz").open("wb") as file:
+        with self._file.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -22,10 +22,10 @@ from fedloom.streams import Streams
 CHUNK = 1000  # records made at once; fixed, so that a record does not depend on how many are asked for
 Counts = dict[str, dict[str, int]]  # of each group and class; the class is empty where there is none
 
-# How frequent each class is.
-LABELS: dict[str, Callable[[Generator], Tensor]] = {
-    "balanced": lambda generator: torch.ones(len(generator.classes), dtype=torch.float64),
-    "prior": lambda generator: generator.label_shares,
+# How frequent each class is in a group: of those that it has, or as the run knows them.
+LABELS: dict[str, Callable[[Generator, str], Tensor]] = {
+    "balanced": lambda generator, group: (generator.label_shares_of(group) > 0).double(),
+    "prior": lambda generator, group: generator.label_shares_of(group),
 }
 
 
@@ -35,7 +35,7 @@ class SynthesisOrder:
 
     records: int  # in all
     form: str  # one of FORMATS
-    labels: str = ""  # one of LABELS; "prior" unless told, where the generators are told a class
+    labels: str = ""  # one of LABELS, or CLASS=SHARE,...; "prior" unless told, where the generators are told a class
     pathway: str = ""
     seed: int = 0
     licence: str = "unknown"
@@ -108,7 +108,7 @@ def _write(
 
 
 def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Counts:
-    """How many records of each group and class: groups alike, classes by their shares."""
+    """How many records of each group and class: groups alike, but for those without the classes; these by shares."""
     if order.records < 1:
         raise ConfigError(f"--n = {order.records} must be at least 1")
     labelled = generator.method.pathways[pathway].labelled
@@ -117,17 +117,34 @@ def counts_of(generator: Generator, pathway: str, order: SynthesisOrder) -> Coun
             f"--labels = '{order.labels}' needs generators that are told a class, and those of method "
             f"'{generator.method.name}' are not"
         )
-    of_groups = apportioned(order.records, torch.ones(len(generator.groups)))
     if not labelled:
+        of_groups = apportioned(order.records, torch.ones(len(generator.groups)))
         return {group: {"": count} for group, count in zip(generator.groups, of_groups, strict=True) if count}
-    if _labels(order) not in LABELS:
-        raise ConfigError("--labels: " + unknown("choice of labels", order.labels, LABELS))
-    shares = LABELS[_labels(order)](generator)
+    tables = {group: _shares(generator, group, _labels(order)) for group in generator.groups}
+    of_groups = apportioned(order.records, torch.stack([*tables.values()]).any(dim=1))
     return {
-        group: {label: c for label, c in zip(generator.classes, apportioned(count, shares), strict=True) if c}
+        group: {label: c for label, c in zip(generator.classes, apportioned(count, tables[group]), strict=True) if c}
         for group, count in zip(generator.groups, of_groups, strict=True)
         if count
     }
+
+
+def _shares(generator: Generator, group: str, labels: str) -> Tensor:
+    """How frequent each class shall be in a group; of classes that are asked for, those that it has."""
+    if "=" not in labels:
+        if labels not in LABELS:
+            raise ConfigError("--labels: " + unknown("choice of labels", labels, [*LABELS, "CLASS=SHARE,..."]))
+        return LABELS[labels](generator, group)
+    shares = torch.zeros(len(generator.classes), dtype=torch.float64)
+    for part in labels.split(","):
+        label, _, share = part.rpartition("=")
+        try:
+            shares[generator.classes.index(generator.class_of(label.strip()))] = float(share)
+        except ValueError as error:
+            raise ConfigError(f"--labels: '{part}' is not of the form CLASS=SHARE with a number") from error
+    if not (torch.isfinite(shares).all() and bool((shares >= 0).all()) and shares.sum() > 0):
+        raise ConfigError(f"--labels = '{labels}' must give shares of at least 0, and one above it")
+    return torch.where(generator.label_shares_of(group) > 0, shares, 0.0)
 
 
 def apportioned(total: int, shares: Tensor) -> list[int]:
