@@ -48,8 +48,11 @@ def test_three_silos_in_every_pattern_of_leaving() -> None:
     assert (len(summed), sum(summed)) == (216, 16)
 
 
+HUNDRED = [pytest.param(100, 67, turn, marks=pytest.mark.system) for turn in TURNS if turn is not Turn.MASKED]
+
+
 @pytest.mark.parametrize(
-    ("silos", "threshold", "stage"), [*((10, 7, stage) for stage in TURNS), (100, 67, Turn.MASKED)]
+    ("silos", "threshold", "stage"), [*((10, 7, turn) for turn in TURNS), (100, 67, Turn.MASKED), *HUNDRED]
 )
 def test_as_many_leave_as_may_and_one_more(silos: int, threshold: int, stage: Turn) -> None:
     terms = terms_of(silos, threshold)
