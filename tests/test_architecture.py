@@ -22,7 +22,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"config", "streams", "templating"},
     {"shown"},
     {"modalities"},
-    {"federation", "backbones"},
+    {"federation", "backbones", "secure"},
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs"},
     {"operations"},

@@ -15,6 +15,7 @@ from fedloom.settings import (
     above,
     all_positive,
     at_least,
+    between,
     layered,
     override,
     parse,
@@ -162,6 +163,8 @@ class PrivacyConfig:
     accountant: Literal["pld", "rdp", "filter"] = "pld"  # tight, looser, or for choices made between releases
     trust: Literal["local", "distributed"] = "local"  # who adds the noise: each silo all of it, or all together
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
+    # Of the whole numbers that silos add up, if distributed: with fewer the noise has to be larger.
+    bits: int = field(default=32, metadata=between(16, 52) | LATER)
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round

@@ -28,6 +28,11 @@ def at_least(low: float) -> dict[str, Any]:
     return {"check": lambda value: low <= value < math.inf, "rule": f"at least {low}"}
 
 
+def between(low: float, high: float) -> dict[str, Any]:
+    """Field metadata: the value is ``low``, ``high`` or lies between them."""
+    return {"check": lambda value: low <= value <= high, "rule": f"at least {low} and at most {high}"}
+
+
 def above(low: float) -> dict[str, Any]:
     """Field metadata: the value must be greater than ``low``."""
     return {"check": lambda value: low < value < math.inf, "rule": f"greater than {low}"}

@@ -128,7 +128,8 @@ def test_a_run_across_machines_needs_a_federation_that_is_served(
     centralised = ("data.layout=centralised", "--federation", server)
     assert "a federation has no centralised layout" in refused("run", tiny_toml, *centralised)
     distributed = ("privacy.mechanism=dp-sgd", "privacy.epsilon=1.0", "privacy.trust=distributed")
-    assert "needs secure aggregation" in refused("run", tiny_toml, *distributed, "--federation", server)
+    undeclared = refused("run", tiny_toml, *distributed, "--federation", server)
+    assert "takes the records of every silo in the charter" in undeclared
     assert not list(server.glob("submissions/*"))
 
 

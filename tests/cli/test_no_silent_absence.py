@@ -38,6 +38,7 @@ CHANGED = {
     "accountant": "rdp",
     "trust": "distributed",
     "tolerated": "1",
+    "bits": "24",
     "allocation": "late",
     "shares": "{moments=0.5}",
     "pretraining": "2",

@@ -78,7 +78,6 @@ REFUSALS = {
         (*DP, "privacy.noise_multiplier=0.299"),
         r"the noise multiplier 0\.299; policy\.toml asks for at least 0\.3 \(min_noise\)",
     ),
-    "shared noise": (PRIVATE, (*DP, "privacy.trust=distributed"), "needs secure aggregation"),
     "no guarantee": (
         PRIVATE,
         (*DP, "privacy.blocks=['decoder']"),

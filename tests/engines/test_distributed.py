@@ -147,8 +147,8 @@ def test_a_run_says_whom_to_trust_and_what_each_adds(tmp_path: Path) -> None:
     assert [row["steps"] for row in run.metrics()] == [SILOS, SILOS]
     told = summarise(run.config.privacy, run.folder.ledger)
     trust = (
-        "each of 5 silos adds 0.577 of the noise: one must trust that only the sum is seen (secure "
-        "aggregation, simulated here) and that at most 1 silos collude or drop out"
+        "each of 5 silos adds 0.577 of the noise: one must trust that only the sum is seen (by secure sums; a "
+        "simulation acts them out) and that at most 1 silos collude or drop out"
     )
     assert told.parts["trust"] == f"distributed: {trust}"
     assert told.guarantee.endswith(f"for each record, by what every silo has spent so far; {trust}")

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.config import PrivacyConfig
-from fedloom.errors import ConfigError, FedloomError
+from fedloom.errors import FedloomError
 from fedloom.privacy.accounting import Budget, Gaussian
-from fedloom.privacy.deployment import check_deployable, data_ledger
+from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
 from fedloom.privacy.registry import LedgerRegistry
 from privacy.sqlite_faults import EVENT, RELEASES, SILO, deploy
@@ -138,9 +137,3 @@ def test_what_was_only_counted_can_be_bounded_later(tmp_path: Path) -> None:
     ledger = data_ledger(path, SILO, 0.001, 1e-5)
     with pytest.raises(BudgetSpentError, match=r"budget of epsilon 0\.001 .* is smaller than the cost of one round"):
         ledger.charge_all("run", "north", 1, {"update": EVENT}, content=None)
-
-
-def test_simulated_trust_is_refused_by_name() -> None:
-    check_deployable(PrivacyConfig(mechanism="dp-sgd"))
-    with pytest.raises(ConfigError, match=r"privacy.trust = 'distributed' needs secure aggregation.* use 'local'"):
-        check_deployable(PrivacyConfig(mechanism="dp-sgd", trust="distributed"))

@@ -14,7 +14,10 @@ from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.gathering import gather
 from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
+from fedloom.engines.base import Engine
+from fedloom.engines.charging import shares_noise
 from fedloom.engines.flower.rounds import Event, FlowerEngine
+from fedloom.engines.flower.secure_rounds import SecureEngine
 from fedloom.engines.flower.wire import Wire
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
@@ -56,7 +59,14 @@ def _train(home: ServerDirectory, submission: Submission, wiring: Wiring) -> Non
     experiment = Experiment.of(submission.config, home.charter.at_the_server(public))
     journal = partial(note, Trail(home.path / AUDIT), submission)
     declared = home.charter.records
-    engine = FlowerEngine(experiment.trainer, submission.run, wiring(submission), home.rules, declared, journal)
+    engine: Engine
+    if shares_noise(submission.config):
+        keys = home.keys_admitted()
+        engine = SecureEngine(
+            experiment.trainer, submission.run, wiring(submission), home.rules, declared, keys, journal
+        )
+    else:
+        engine = FlowerEngine(experiment.trainer, submission.run, wiring(submission), home.rules, declared, journal)
     if not submission.folder.is_dir():
         experiment.run(submission.folder, engine=engine)
     elif (folder := RunFolder.open(submission.folder)).status["state"] == "unfinished":

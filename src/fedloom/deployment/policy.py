@@ -13,7 +13,7 @@ from fedloom.errors import ConfigError
 from fedloom.settings import at_least, parse, share
 
 if TYPE_CHECKING:
-    from fedloom.engines.flower.silo import Grant
+    from fedloom.engines.flower.grants import Grant
     from fedloom.methods.base import Method
     from fedloom.privacy.silo_privacy import SiloPrivacy
 
@@ -39,6 +39,7 @@ min_clip = 0.001        # the least clip bound that an experiment may ask for, o
 max_steps = 10000       # noisy steps in one round, with those of pretraining
 min_noise = 0.3         # the least noise multiplier of any step or payload
 noise = "secure"        # "secure"; "test" draws noise that can be repeated and protects nothing
+silos = {}              # others' keys, as {north = "fingerprint"}: under these this silo may share noise with them
 device = "auto"         # where this silo trains: "cpu"; "cuda"; "auto": a GPU if there is one, but never under DP-SGD
 pace = 0.5              # under DP-SGD an answer leaves at a whole multiple of so many seconds after its task came
 """
@@ -69,6 +70,7 @@ class Policy:
     max_steps: int = field(default=10_000, metadata=at_least(1))
     min_noise: float = field(default=0.3, metadata=at_least(0))
     noise: Literal["secure", "test"] = "secure"
+    silos: dict[str, str] = field(default_factory=dict)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     pace: float = field(default=0.5, metadata=at_least(0))
 
@@ -110,7 +112,7 @@ class Policy:
     @property
     def grant(self) -> Grant:
         """What may be spent on the silo's data, by all runs together, and where noise comes from."""
-        from fedloom.engines.flower.silo import Grant
+        from fedloom.engines.flower.grants import Grant
         from fedloom.privacy.clipping import SMALLEST
 
         private = self.privacy == "dp-sgd"
@@ -122,6 +124,7 @@ class Policy:
             device=self.device,
             min_clip=max(self.min_clip, SMALLEST) if private else SMALLEST,
             pace=self.pace,
+            silos=self.silos,
         )
 
     def _choice_objection(self, config: Config) -> str:

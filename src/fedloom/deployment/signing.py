@@ -11,9 +11,10 @@ from cryptography import x509
 
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.engines.flower.frames import STATEMENT, Frame
+from fedloom.engines.flower.secure_frames import signed, words_to_sign
 from fedloom.engines.flower.statement_frames import bundle_in, statement_frame, words_in
 from fedloom.errors import FedloomError
-from fedloom.privacy.signatures import PrivateKey, read_private_key
+from fedloom.privacy.signatures import PrivateKey, read_private_key, sign
 from fedloom.privacy.statement_body import written_time
 from fedloom.privacy.statements import TERMS, Bundle, Statement, signed_statement
 
@@ -31,7 +32,9 @@ class Signatory:
         return cls(home, read_private_key((home.path / "node.key").read_bytes()))
 
     def passed(self, asked: Frame, answer: Frame) -> Frame:
-        """The worker's answer as it leaves: a statement signed, anything else as it is."""
+        """The worker's answer as it leaves: a statement signed, words of a secure sum too, anything else as it is."""
+        if words := words_to_sign(answer):
+            return signed(answer, sign(words, self.key))
         if answer.kind != STATEMENT:
             return answer
         return statement_frame(self.signed(bundle_in(asked), words_in(answer)))

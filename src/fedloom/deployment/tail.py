@@ -49,13 +49,15 @@ def _say_who_is_silent(home: ServerDirectory, folder: Path, say: Callable[[str],
 
 def _check(home: ServerDirectory, config: Config) -> None:
     """Find a person's mistake here and now, not in a process of the server."""
+    from fedloom.engines.charging import shares_noise
+    from fedloom.engines.masked_sums import check_shared
     from fedloom.experiment import Experiment
-    from fedloom.privacy.deployment import check_deployable
 
     if config.data.layout != "federated" or config.audit.canaries:
         raise ConfigError("a federation has no centralised layout (data.layout) and no canaries (audit.canaries)")
-    check_deployable(config.privacy)
-    Experiment.of(config, home.charter.at_the_server())
+    experiment = Experiment.of(config, home.charter.at_the_server())
+    if shares_noise(config):
+        check_shared(config, experiment.federation, experiment.method, home.charter.records)
     if not conductor_of(home).answers:
         raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
 

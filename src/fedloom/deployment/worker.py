@@ -19,7 +19,9 @@ from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import DEVICE
 from fedloom.deployment.policy import Policy
 from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.silo import Grant, SiloService, training_device
+from fedloom.engines.flower.grants import Grant, training_device
+from fedloom.engines.flower.secure_silo import SecureSiloService
+from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import RefusedError
 from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
@@ -54,7 +56,9 @@ def service(home: SiloDirectory, data: Path, source: str = "") -> SiloService:
     policy()
     charter = home.invitation.charter
     federation = charter.at_a_silo(home.name, load_records(data, source, charter.modality))
-    return SiloService(home.path, federation, charter.index(home.name), screening, agreement)
+    return SecureSiloService(
+        home.path, federation, charter.index(home.name), screening, agreement, declared=charter.records
+    )
 
 
 def answering(folder: Path, data: Path, source: str = "") -> Callable[[Frame], Frame]:

@@ -20,9 +20,11 @@ from fedloom.methods.base import Method, fresh_blocks
 from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, Stepped
 from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD
+from fedloom.privacy.grids import Grid
+from fedloom.privacy.ledger import UPDATE
 from fedloom.privacy.noise import Randomness, StreamNoise
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
-from fedloom.sharing.update import EgressRecord, Update, check_update
+from fedloom.sharing.update import EgressRecord, Update, check_update, shapes_of
 from fedloom.streams import Streams
 
 Secrets = Mapping[int, StreamNoise]  # under a mechanism: what hides the records of each silo in this round
@@ -70,6 +72,7 @@ class Task:
     step_limit: int | None = None  # instead of the configured number; nothing then goes beside the blocks
     mechanism: DPSGD | None = None  # None: no privacy
     secret: Randomness | None = None  # of all that records are drawn and hidden by in this round
+    grid: Grid | None = None  # given: the one step is not taken here; its gradients leave, with a share of the noise
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,16 @@ class Result:
     terms: Mapping[str, float]  # mean of each loss term over the round; stays at the silo (simulation shows it)
     steps: int
     seconds: float
+
+
+def result_of_gradients(
+    task: Task, silo: str, counts: Mapping[str, float], gradients: Tensors, seconds: float
+) -> Result:
+    """What comes of a task whose step is taken elsewhere: a payload, and nothing to keep."""
+    round, size = task.context.round, sum(tensor.nbytes for tensor in gradients.values())
+    update = Update(silo, round, {}, counts, {UPDATE: gradients})
+    egress = EgressRecord(round, silo, {}, {UPDATE: shapes_of(gradients)}, size)
+    return Result(task.silo, update, egress, SiloState(), {}, 1, seconds)
 
 
 @dataclass(frozen=True)
@@ -200,6 +213,18 @@ def conclude(
     """The server's half of a round: its step, its distillation where there is one, and what the silos keep."""
     device = torch.device("cpu") if distiller is None else distiller.device
     found = stepped(method, state, context, results, streams, device)
+    return finished(method, state, context, results, found, distiller)
+
+
+def finished(
+    method: Method,
+    state: FederationState,
+    context: RoundContext,
+    results: list[Result],
+    found: Stepped,
+    distiller: DistillationTrainer | None = None,
+) -> tuple[FederationState, RoundReport]:
+    """The end of a round after the server's step: its distillation where there is one, and what the silos keep."""
     distilled = None
     if found.distillation is not None:
         assert distiller is not None, "a server that learns needs somewhere to do so"

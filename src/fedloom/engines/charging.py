@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, SiloState
+from fedloom.engines.base import FederationState, SiloState, participants_of
 from fedloom.engines.distributed import shared_noise
 from fedloom.engines.training import Trainer, local_steps, pretraining_phases
 from fedloom.errors import ConfigError, FedloomWarning, unknown
@@ -62,6 +62,44 @@ def privacy_of_silos(
     return tuple(privacies)
 
 
+def shares_noise(config: Config) -> bool:
+    """Whether an experiment's silos add but shares of the noise."""
+    return config.privacy.mechanism != "none" and config.privacy.trust == "distributed"
+
+
+def own_plan(
+    config: Config, federation: Federation, method: Method, units: Mapping[str, int], index: int
+) -> SiloPrivacy:
+    """A silo's own among :func:`shared_plans`; what was declared must suffice for what it really holds."""
+    public, silo = shared_plans(config, federation, method, units)[index], federation.silos[index]
+    found = replace(public, units=number_of_units(silo, config.privacy.unit))
+    if (found.noise, found.payload_noise) != (public.noise, public.payload_noise):
+        raise ConfigError(
+            f"silo '{silo.name}' needs more noise than follows from the records that the charter declares for it"
+        )
+    return found
+
+
+def shared_plans(
+    config: Config, federation: Federation, method: Method, units: Mapping[str, int]
+) -> tuple[SiloPrivacy, ...]:
+    """For silos that share noise across machines: from the numbers of records that their charter declares for all."""
+    if missing := [silo.name for silo in federation.silos if silo.name not in units]:
+        raise ConfigError(
+            "privacy.trust = 'distributed' takes the records of every silo in the charter, for the noise follows from "
+            f"them, and those of '{missing[0]}' are not declared"
+        )
+    check_settings(config.privacy)
+    drawn = {round: participants_of(config, federation, round) for round in range(1, config.rounds + 1)}
+    privacies = [
+        privacy_of_silo(
+            config, method, silo.name, units[silo.name], tuple(r for r, chosen in drawn.items() if i in chosen)
+        )
+        for i, silo in enumerate(federation.silos)
+    ]
+    return shared_noise(config, federation, method, privacies)
+
+
 def privacy_of_silo(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPrivacy:
     """For one silo: whoever knows its public number of units can make it."""
     private = _private(method.phases)
@@ -74,6 +112,7 @@ def privacy_of_silo(config: Config, method: Method, silo: str, units: int, round
             rule.statistic,
             rule.rounds(rounds),
             settings.shares.get(rule.name, rule.share),
+            sum(math.prod(shape) for shape in rule.payload.shapes.values()),
         )
         for rule in method.payloads
     )

@@ -1,6 +1,6 @@
 """Distributed noise: where only the sum over all silos is ever seen, each need add but a share of the noise.
 
-That needs secure aggregation, which is simulated here: the server is shown one update, the sum. What else a silo's
+Secure sums see to that; a simulation acts them out: the server is shown one update, the sum. What else a silo's
 records touch must then never be seen at all, so little qualifies, and what does not is refused by name.
 """
 
@@ -22,11 +22,14 @@ def shared_noise(
     config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
 ) -> tuple[SiloPrivacy, ...]:
     """Each silo's privacy with noise that suffices for the strictest silo, of which each silo adds its share."""
-    problem = next(_problems(config, federation, method, privacies), "")
+    problem = next(_problems(config, method, privacies), "")
     if problem:
         raise ConfigError(f"privacy.trust = 'distributed' is for one clipped sum in a round, but {problem}")
     trust = Distributed(len(federation), config.privacy.tolerated)
-    return tuple(replace(privacy, trust=trust, partners=tuple(privacies)) for privacy in privacies)
+    shared = tuple(replace(privacy, trust=trust, partners=tuple(privacies)) for privacy in privacies)
+    for privacy in shared:
+        _ = privacy.grids  # complains of what cannot be had before a run folder exists
+    return shared
 
 
 def of_sums(method: Method) -> Method:
@@ -34,9 +37,7 @@ def of_sums(method: Method) -> Method:
     return replace(method, plan=method.plan.summed(), aggregator=replace(method.aggregator, weighting="equal"))
 
 
-def _problems(
-    config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
-) -> Iterator[str]:
+def _problems(config: Config, method: Method, privacies: Sequence[SiloPrivacy]) -> Iterator[str]:
     """Why the server would see more than sums, or silos would need more noise than others add for them."""
     if any(len(privacy.rounds) < config.rounds for privacy in privacies):
         yield f"silos are absent from some rounds (participation.rate = {config.participation.rate:g}); it must be 1"
@@ -48,12 +49,10 @@ def _problems(
     if len(method.phases) > 1:
         yield f"method '{method.name}' has {len(method.phases)} phases"
     for phase in method.phases:
-        yield from _problems_of(phase, config, federation, method, privacies)
+        yield from _problems_of(phase, config, method, privacies)
 
 
-def _problems_of(
-    phase: Phase, config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
-) -> Iterator[str]:
+def _problems_of(phase: Phase, config: Config, method: Method, privacies: Sequence[SiloPrivacy]) -> Iterator[str]:
     steps = max(privacy.steps for privacy in privacies)
     if steps != 1:
         yield f"a silo takes {steps} steps in a round; set local.steps = 1"
@@ -69,7 +68,7 @@ def _problems_of(
     if config.privacy.clipping != "fixed":
         yield f"privacy.clipping = '{config.privacy.clipping}' makes each silo's bound another; set 'fixed'"
     equal = config.sharing.weights == "equal" or (
-        config.sharing.weights == "size" and len({len(silo) for silo in federation.silos}) == 1
+        config.sharing.weights == "size" and len({privacy.units for privacy in privacies}) == 1
     )
     if not equal:
         yield "silos weigh differently in the mean; set sharing.weights = 'equal'"

@@ -121,6 +121,15 @@ class PrivateTraining:
                 terms |= {f"{learner.phase.name}/{name}": value for name, value in found.items()}
             yield terms
 
+    def total(self, model: nn.Module, learner: Learner, received: Tensors) -> Tensors:
+        """The clipped gradients of one step, over the expected batch, before any noise."""
+        (quick,) = [watched_trial(model, learner.phase, learner.parameters, self.made_up, self.streams)[1]]
+        (window,) = self._batches([learner.phase], 1).windows(1)
+        ((passes,),) = (window.step(0),)
+        own = [{name: tensor[0] for name, tensor in each.items()} for each in passes]
+        total, _ = self._totalled(learner, model, received, own, quick)
+        return {name: total.gradients[name] for name in learner.parameters}
+
     def _batches(self, phases: Sequence[Phase], count: int) -> PoissonBatches:
         crew = crew_of_one(phases, self.batch_size, self.task, count, self._sampling.units, self.streams.seed)
         return PoissonBatches(crew, [self._sampling], lambda _: self.randomness, in_eights(self._sampling.rows))
@@ -139,7 +148,20 @@ class PrivateTraining:
         quick: bool,
     ) -> dict[str, Tensor]:
         mechanism, bound = self.mechanism, self.bounds[learner.phase.name]
-        sums: list[ClippedSum] = []
+        total, terms = self._totalled(learner, model, received, passes, quick)
+        secret = mechanism.draw(learner.parameters, self.randomness, noise_key)
+        gradients, following = mechanism.release(total, secret)
+        bound.copy_(following)
+        learner.step(gradients[name] for name in learner.parameters)
+        rows = sum(int(each["mask"].sum()) for each in passes)
+        return {name: total / max(rows, 1) for name, total in terms.items()}
+
+    def _totalled(
+        self, learner: Learner, model: nn.Module, received: Tensors, passes: Sequence[Tensors], quick: bool
+    ) -> tuple[ClippedSum, Tensors]:
+        """A step's clipped sum, and the sum of each term."""
+        bound = self.bounds[learner.phase.name]
+        totals: list[ClippedSum] = []
         terms: Tensors = {}
         for each in passes:
             batch = self._possible(batch_of(self.silo.train, each["index"], each["mask"])).to(bound.device)
@@ -147,15 +169,10 @@ class PrivateTraining:
             total, found = self._clipped(
                 _Look(learner, model, bound, quick), Step(batch, noise, received, self.task.context)
             )
-            sums.append(total)
+            totals.append(total)
             for name, term in found.items():
                 terms[name] = terms.get(name, torch.zeros(())) + term
-        secret = mechanism.draw(learner.parameters, self.randomness, noise_key)
-        gradients, following = mechanism.release(total_of(sums), secret)
-        bound.copy_(following)
-        learner.step(gradients[name] for name in learner.parameters)
-        rows = sum(int(each["mask"].sum()) for each in passes)
-        return {name: total / max(rows, 1) for name, total in terms.items()}
+        return total_of(totals), terms
 
     def _possible(self, batch: Batch) -> Batch:
         """A batch without the rows whose class there is not: they count for nothing, like all that cannot be computed.

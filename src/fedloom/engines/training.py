@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, Task, participants_of, site_of
+from fedloom.engines.base import Result, SiloState, Task, participants_of, result_of_gradients, site_of
 from fedloom.engines.batches import EpochBatches, crew_of_one
 from fedloom.engines.local_state import LocalState
 from fedloom.engines.optimizers import gradients_of_mean
@@ -30,6 +30,7 @@ from fedloom.federation.records import Batch, Federation, Records, Silo, batch_o
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, some_model
 from fedloom.objectives.base import Step
+from fedloom.privacy.grids import Grid
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.payload_sums import Query, SumNoise
 from fedloom.privacy.silo_privacy import SiloPrivacy, unit_numbers
@@ -98,6 +99,10 @@ class Trainer:
         received = {name: tensor.to(self.device, copy=True) for name, tensor in task.received.items()}
         learners = learners_of(self.method.phases, model, state)
         bounds = {phase: bound[0] for phase, bound in state.bounds.items()}
+        if task.grid is not None:
+            sent = self._gradients(task, task.grid, model, learners[0], received, bounds)
+            silo, seconds = self.federation.silos[task.silo].name, time.perf_counter() - start
+            return result_of_gradients(task, silo, self.counts(task.silo), sent, seconds)
         self._pretrain(task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
@@ -120,6 +125,23 @@ class Trainer:
             steps=steps,
             seconds=time.perf_counter() - start,
         )
+
+    def _gradients(
+        self, task: Task, grid: Grid, model: nn.Module, learner: Learner, received: Tensors, bounds: Tensors
+    ) -> Tensors:
+        """Those of the one step, as whole steps of a grid: whoever sees the sum of all silos' takes it."""
+        private = self._private(task, bounds)
+        words = private.randomness.words(NoiseKey(task.silo, task.context.round, 0))
+        return grid.released(private.total(model, learner, received), self.privacy[task.silo].units, words)
+
+    def step_by(self, silo: int, received: Tensors, gradients: Tensors, context: RoundContext) -> Tensors:
+        """A model's weights after the one step of a round that these gradients make."""
+        task = Task(silo, context, received, SiloState())
+        model = self._model(site_of(self.federation, silo))
+        state = self._begun(task, model)
+        (learner,) = learners_of(self.method.phases, model, state)
+        learner.step(gradients[name] for name in learner.parameters)
+        return model.state_dict()
 
     def _begun(self, task: Task, model: nn.Module) -> LocalState:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
@@ -171,18 +193,7 @@ class Trainer:
         silo = self.federation.silos[task.silo]
         limit = self.steps(task.silo) if task.step_limit is None else task.step_limit
         if task.mechanism is not None:
-            private = PrivateTraining(
-                task.mechanism,
-                silo,
-                task,
-                self.streams,
-                self.randomness(task.secret, trial=task.step_limit is not None),
-                self.config.local.batch_size,
-                bounds,
-                self.made_up(task.silo),
-                self.sealed,
-                len(self.federation.classes) if self.method.labelled else 0,
-            )
+            private = self._private(task, bounds)
             yield from private.steps(limit, model, learners, received, plain_step)
             return
         for batch, noises in self._batches(silo, task, limit):
@@ -191,6 +202,21 @@ class Trainer:
                 found = plain_step(learner, batch, noise)
                 terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
             yield terms
+
+    def _private(self, task: Task, bounds: Tensors) -> PrivateTraining:
+        assert task.mechanism is not None
+        return PrivateTraining(
+            task.mechanism,
+            self.federation.silos[task.silo],
+            task,
+            self.streams,
+            self.randomness(task.secret, trial=task.step_limit is not None),
+            self.config.local.batch_size,
+            bounds,
+            self.made_up(task.silo),
+            self.sealed,
+            len(self.federation.classes) if self.method.labelled else 0,
+        )
 
     def _pretrain(self, task: Task, model: nn.Module, received: Tensors, bounds: Tensors) -> None:
         """In a silo's first round, before its other steps: private ones on what nothing comes down for."""
@@ -270,6 +296,7 @@ class Trainer:
                 multiplier = privacy.trust.share * privacy.payload_noise[rule.name]
                 shapes = rule.payload.shapes if self.sealed else None
                 noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
+                noise = replace(noise, grid=privacy.grids.get(rule.name))
             found[rule.name] = rule.statistic.value(Query(owner.train, model, self.streams, noise_key, noise))
         return found
 

@@ -15,20 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fedloom.config import PrivacyConfig
-from fedloom.errors import ConfigError
 from fedloom.federation.records import Silo
 from fedloom.privacy.accounting import Budget, Unit, check_delta, default_delta
 from fedloom.privacy.ledger import Ledger
 from fedloom.privacy.registry import LedgerRegistry
-
-
-def check_deployable(settings: PrivacyConfig) -> None:
-    """Refuse what is only simulated so far."""
-    if settings.mechanism != "none" and settings.trust == "distributed":
-        raise ConfigError(
-            "privacy.trust = 'distributed' needs secure aggregation, which a deployment does not have yet; use 'local'"
-        )
 
 
 def data_ledger(path: Path, silo: Silo, epsilon: float, delta: float = 0.0, *, unit: Unit = "record") -> Ledger:

@@ -14,16 +14,20 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError, MissingExtraError
+from fedloom.privacy.discrete_gaussian import WordSource
 from fedloom.streams import Draws, Streams
 
-COINS, NOISE = "privacy/coins", "privacy/noise"
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
+
+COINS, NOISE, WORDS = "privacy/coins", "privacy/noise", "privacy/words"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class NoiseKey:
     round: int
     step: int
     use: str = ""
+
+    @property
+    def name(self) -> str:
+        """No other step or use has it."""
+        return f"{self.silo}/{self.round}/{self.step}/{self.use}"
 
     def stream(self, purpose: str) -> str:
         """The name of a stream that no other use shares."""
@@ -86,6 +95,10 @@ class Randomness(StepDraws, Protocol):
         """So many standard normal numbers."""
         ...
 
+    def words(self, noise_key: NoiseKey, /) -> WordSource:
+        """Where noise in whole numbers is made of random words."""
+        ...
+
 
 @dataclass(frozen=True)
 class StreamNoise(StreamDraws):
@@ -114,12 +127,16 @@ class StreamNoise(StreamDraws):
         """So many standard normal numbers in float32, on the device that is asked for."""
         return self.fill(torch.empty(count, device=device), noise_key)
 
+    def words(self, noise_key: NoiseKey) -> WordSource:
+        """Of a fast generator that the key seeds, one after the other."""
+        source = np.random.SFC64(int.from_bytes(self.streams.digest(f"{WORDS}/{noise_key.name}"), "little"))
+        return lambda count: source.random_raw(count)
+
     def fill(self, numbers: Tensor, noise_key: NoiseKey) -> Tensor:
         """Standard normal numbers, in place."""
-        name = f"{noise_key.silo}/{noise_key.round}/{noise_key.step}/{noise_key.use}"
         if numbers.device.type != "cpu":
-            return numbers.normal_(generator=self.device_generator(name, numbers.device))
-        seed = int.from_bytes(self.streams.digest(f"{NOISE}/{name}"), "little")
+            return numbers.normal_(generator=self.device_generator(noise_key.name, numbers.device))
+        seed = int.from_bytes(self.streams.digest(f"{NOISE}/{noise_key.name}"), "little")
         half = math.ceil(len(numbers) / 2)  # by Box and Muller's transform, which is quicker than NumPy's own normals
         radius, angle = torch.empty(2, half)
         uniform = np.random.Generator(np.random.SFC64(seed))
@@ -198,6 +215,11 @@ class SecureNoise:
         numbers = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]
         return torch.from_numpy(numbers).to(device)
 
+    def words(self, _: NoiseKey, /) -> WordSource:
+        """Of one stream, keyed anew by the operating system."""
+        stream = _secure_stream()
+        return lambda count: np.frombuffer(stream.update(bytes(8 * count)), dtype=np.uint64)
+
     def examples(self, purpose: str, rows: int, width: int, _: int | Tensor, round: int, steps: Tensor, /) -> Tensor:
         """Standard normal numbers for each step and record, in float32."""
         numbers = self.normal(steps.numel() * rows * width, NoiseKey(0, round, 0, purpose))
@@ -205,6 +227,11 @@ class SecureNoise:
 
 
 def _secure_uniform(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    stream = _secure_stream().update(bytes(8 * count))
+    return (np.frombuffer(stream, dtype=np.uint64).astype(np.float64) + 0.5) * 2.0**-64
+
+
+def _secure_stream() -> CipherContext:
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -213,8 +240,7 @@ def _secure_uniform(count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
             f"secure noise needs the package '{error.name}'; pip install 'fedloom[privacy]'"
         ) from error
     nonce = bytes(4) + os.urandom(12)  # the first four bytes are the block counter
-    stream = Cipher(ChaCha20(os.urandom(32), nonce), mode=None).encryptor().update(bytes(8 * count))
-    return (np.frombuffer(stream, dtype=np.uint64).astype(np.float64) + 0.5) * 2.0**-64
+    return Cipher(ChaCha20(os.urandom(32), nonce), mode=None).encryptor()
 
 
 def deployment_noise(seed: int | None, device: torch.device | str = "cpu") -> SecureNoise:

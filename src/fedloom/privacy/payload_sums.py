@@ -20,6 +20,7 @@ from fedloom.federation.records import Batch, Records, batch_of
 from fedloom.outline import in_outline
 from fedloom.privacy.accounting import Event, Gaussian, NoGuarantee
 from fedloom.privacy.clipping import clip_factors
+from fedloom.privacy.grids import Grid
 from fedloom.privacy.noise import NoiseKey, Randomness
 from fedloom.streams import Streams
 
@@ -42,6 +43,7 @@ class SumNoise:
     unit: Tensor | None  # for each record the number of its unit, from 0; None: each is one
     randomness: Randomness
     shapes: Mapping[str, tuple[int, ...]] | None = None  # given: records that fail contribute nothing, of these shapes
+    grid: Grid | None = None  # given: whole steps of it are sent, with a share of noise in whole steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +217,10 @@ def first_rows(unit: Tensor, most: int) -> Tensor:
 def noised(total: Tensors, query: Query, bound: float) -> Tensors:
     """A sum that one unit moves by at most ``bound``, with normal noise; added in float64, sent in float32."""
     assert query.noise is not None
+    if query.noise.grid is not None:
+        unit, words = query.noise.unit, query.noise.randomness.words(query.noise_key)
+        units = len(query.records) if unit is None else int(unit.max()) + 1
+        return query.noise.grid.released(total, units, words)
     sizes = [tensor.numel() for tensor in total.values()]
     flat = query.noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * query.noise.multiplier * bound
     parts = zip(total.items(), torch.split(flat, sizes), strict=True)

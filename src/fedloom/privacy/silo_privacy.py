@@ -26,10 +26,11 @@ from fedloom.privacy.accounting import (
 )
 from fedloom.privacy.clipping import SMALLEST, Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
+from fedloom.privacy.grids import Grid, SharedSum
 from fedloom.privacy.ledger import PRETRAINING, UPDATE
 from fedloom.privacy.payload_sums import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
-from fedloom.privacy.trust import Local, Trust
+from fedloom.privacy.trust import Distributed, Local, Trust
 
 PRETRAINING_SHARE = 0.1  # of the budget
 REPEATABLE = "its noise comes from the experiment's seed, so that anybody can take it away again"
@@ -102,6 +103,7 @@ class PlannedPayload:
     statistic: Statistic
     rounds: tuple[int, ...]  # in which it is sent
     share: float  # of the budget: normal noise of a share s has 1/s of the variance that the whole would buy
+    size: int = 0  # how many numbers it has
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,26 @@ class SiloPrivacy:
             for release in self._guarded
         }
         return {n: max([noise, *(partner.payload_noise[n] for partner in self.partners)]) for n, noise in own.items()}
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """The grid of each payload whose sum alone is seen; none where each silo adds all the noise."""
+        if not isinstance(self.trust, Distributed):
+            return {}
+        return {
+            each.name: self._grid(each.statistic.bound, self.payload_noise[each.name], each.size)
+            for each in self._guarded
+        }
+
+    def update_grid(self, round: int, size: int) -> Grid:
+        """The grid of the clipped gradients of a round's one step, over the expected batch: so many numbers."""
+        return self._grid(self.settings.clip / self.batch_size, self.noise[round], size)
+
+    def _grid(self, bound: float, multiplier: float, size: int) -> Grid:
+        assert isinstance(self.trust, Distributed)
+        units = sum(partner.units for partner in self.partners)
+        shared = SharedSum(self.settings.bits, self.trust.silos, self.trust.enough, units, bound, multiplier, size)
+        return shared.grid()
 
     @property
     def _pretraining_share(self) -> float:

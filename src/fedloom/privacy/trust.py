@@ -40,7 +40,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Distributed:
-    """Silos share the noise, and only the sum of what they send is seen; simulation only."""
+    """Silos share the noise, and only the sum of what they send is seen."""
 
     silos: int
     tolerated: int = 0  # how many may collude or drop out
@@ -53,14 +53,19 @@ class Distributed:
             )
 
     @property
+    def enough(self) -> int:
+        """M - 1 - t: how many silos' noise suffices, without that of the one who asks whom to trust."""
+        return self.silos - 1 - self.tolerated
+
+    @property
     def share(self) -> float:
-        """1 / sqrt(M - 1 - t): the other honest silos' noise suffices."""
-        return 1 / math.sqrt(self.silos - 1 - self.tolerated)
+        """Of the standard deviation: the others' noise suffices."""
+        return 1 / math.sqrt(self.enough)
 
     @property
     def sentence(self) -> str:
         """The aggregation, and enough other silos."""
         return (
             f"each of {self.silos} silos adds {self.share:.3g} of the noise: one must trust that only the sum is seen "
-            f"(secure aggregation, simulated here) and that at most {self.tolerated} silos collude or drop out"
+            f"(by secure sums; a simulation acts them out) and that at most {self.tolerated} silos collude or drop out"
         )

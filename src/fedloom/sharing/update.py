@@ -50,6 +50,7 @@ class EgressRecord:
     payloads: Mapping[str, Mapping[str, tuple[int, ...]]]  # payload -> tensor name -> shape
     bytes: int
     sha256: str = ""  # only where bytes crossed a process
+    masked: bool = False  # what left says nothing by itself: the server sees the sum alone
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for the log."""
@@ -64,7 +65,13 @@ class EgressRecord:
             "blocks": plain(self.blocks),
             "payloads": plain(self.payloads),
             "sha256": self.sha256,
+            **({"masked": True} if self.masked else {}),
         }
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor by its name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[BlockKey, Tensors]) -> EgressRecord:
@@ -88,7 +95,7 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                     f"'{key}', which its sharing plan does not declare"
                 )
             size += tensor.numel() * tensor.element_size()
-        left[str(key)] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        left[str(key)] = shapes_of(tensors)
     allowed = {payload.name: payload.shapes for payload in plan.payloads}
     undeclared = sorted(set(update.payloads) - set(allowed))
     if update.counts and "records" not in allowed:
@@ -108,7 +115,7 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                     f"'{payload}', which its sharing plan does not declare"
                 )
             size += tensor.numel() * tensor.element_size()
-        sent[payload] = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sent[payload] = shapes_of(tensors)
     return EgressRecord(update.round, update.silo, left, sent, size)
 
 

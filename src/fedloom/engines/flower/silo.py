@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
 
 import torch
 
 import fedloom
 from fedloom.config import Config
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
-from fedloom.engines.charging import privacy_of_silos
+from fedloom.engines.charging import own_plan, privacy_of_silos, shares_noise
+from fedloom.engines.flower.assignments import Assignment, Prepared, digest_of
 from fedloom.engines.flower.frames import STATE, Frame
+from fedloom.engines.flower.grants import Agreement, Grant, Screening, training_device
 from fedloom.engines.flower.pace import Pacemaker
 from fedloom.engines.flower.recording import asked_in, recorded
 from fedloom.engines.flower.round_store import KeptRound, RoundStore
@@ -36,75 +36,26 @@ from fedloom.engines.flower.work import (
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
-from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.methods.base import Setting, make_method, some_model
 from fedloom.operations.spending import audited, refuse_held
 from fedloom.operations.trail import AUDIT, Trail
-from fedloom.outline import in_outline
-from fedloom.privacy.accounting import Event, NoGuarantee
-from fedloom.privacy.clipping import SMALLEST
-from fedloom.privacy.deployment import check_deployable, data_ledger
+from fedloom.privacy.deployment import data_ledger
 from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
 from fedloom.privacy.noise import StreamNoise, deployment_noise
-from fedloom.privacy.silo_privacy import REPEATABLE, SiloPrivacy
+from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.registry import NotAllowedError, allowed
 from fedloom.runs.folder import RunFolder
-from fedloom.sharing.plan import BlockKey, Tensors
+from fedloom.sharing.update import EgressRecord
 from fedloom.streams import Streams
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Grant:
-    """What an operator grants to experiments on the silo's data, all of them together."""
-
-    epsilon: float  # infinite: spending is only counted
-    delta: float = 0.0  # of the same lifetime; 0: the largest power of ten that is at most 1 / (10 n)
-    unit: Literal["record", "subject"] = "record"  # whose coming or going the ledger keeps account of
-    repeatable: bool = False  # noise from the experiment's seed, which protects nothing: for tests
-    # Where the silo trains; "auto" is the CPU under DP-SGD, and noise is drawn there in any case.
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    min_clip: float = SMALLEST  # the least clip bound of any step, also where it follows the records
-    pace: float = 0.0  # seconds, at whole multiples of which an answer leaves that was paid for; 0: at once
-
-
-Agreement = Callable[[Config, Method, SiloPrivacy | None], Grant]  # raises RefusedError for what was not agreed to
-Screening = Callable[[Config], None]  # the same, before anything of an experiment is built
+NOTHING_DECLARED: Mapping[str, int] = MappingProxyType({})
 LOADED = 3  # experiments that stay ready at once
 
 
-def training_device(wanted: str, *, private: bool) -> torch.device:
-    """The device that a silo's operator chose.
-
-    A GPU that meets an impossible value fails from then on, whatever it is asked for, and what a silo answers would say
-    that a record made it. What is known to do so is kept away from it; for the rest private work stays on the CPU
-    unless the operator says otherwise.
-    """
-    present = torch.cuda.is_available()
-    if wanted == "cuda" and not present:
-        raise ConfigError("policy.toml has device = 'cuda', but no CUDA device can be used here; use 'auto' or 'cpu'")
-    return torch.device("cuda" if present and (wanted == "cuda" or (wanted == "auto" and not private)) else "cpu")
-
-
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """An experiment at this silo, ready to train: it stays loaded from round to round."""
-
-    __repr__ = in_outline
-
-    trainer: Trainer
-    privacy: SiloPrivacy | None  # under DP-SGD
-    grant: Grant
-    size: int  # bytes of the silo's model
-    expected: Mapping[BlockKey, Tensors]  # the form of what comes down with every task
-
-    def events(self, round: int) -> Mapping[str, Event]:
-        """What a round releases, as it is charged."""
-        events = self.privacy.events(round) if self.privacy else {}
-        return dict.fromkeys(events, NoGuarantee(REPEATABLE)) if self.grant.repeatable else events
 
 
 class SiloService:
@@ -121,24 +72,26 @@ class SiloService:
         screening: Screening,
         agreement: Agreement,
         pacemaker: Pacemaker | None = None,
+        declared: Mapping[str, int] = NOTHING_DECLARED,
     ) -> None:
+        """``declared``: how many records each silo has at most, as the charter says."""
         self._home, self._federation, self._index = home, federation, index
         self._screening, self._agreement = screening, agreement
         self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
-        self._prepared: dict[Hashable, Prepared] = {}
+        self._declared, self._prepared = declared, dict[Hashable, Prepared]()
         self._trail = Trail(home / AUDIT)
 
     def answer(self, frame: Frame) -> Frame:
         """An update, or what a run has cost, or why there is neither; the silo's audit log has it before it leaves."""
-        return recorded(self._trail, frame, self._answered)
+        return recorded(self._trail, frame, self._guarded)
 
-    def _answered(self, frame: Frame) -> Frame:
+    def _guarded(self, frame: Frame) -> Frame:
         """A reason is said only where it was written for others to read: errors may tell of paths and spending."""
         name, came = self._silo.name, self._pacemaker.clock()
         try:
             self._check_version(frame)
-            return self._statement(frame) if frame.kind == STATE else self._update(frame, came)
+            return self._answered(frame, came)
         except RefusedError as error:
             log.warning("refused: %s", error)
             return refusal(str(error))
@@ -170,7 +123,11 @@ class SiloService:
             bundle = bundle_in(frame)
         return words_frame(words_of(bundle, self._federation, self._index, self._home))
 
-    def _update(self, frame: Frame, came: float) -> Frame:
+    def _answered(self, frame: Frame, came: float) -> Frame:
+        return self._statement(frame) if frame.kind == STATE else self._update(frame, came)
+
+    def _assignment(self, frame: Frame) -> Assignment:
+        """What a task asks for, if it is what was agreed to; nothing has been done for it yet."""
         with refused():
             order = Order.of(frame)
         prepared = self.ready(order.config)
@@ -181,61 +138,74 @@ class SiloService:
             received = received_in(frame, plan, site, prepared.expected)
         if order.config.engine.threads:  # their number may change the last bit
             torch.set_num_threads(order.config.engine.threads)
-        number, task = order.context.round, _digest(frame)
         round_store, folder = RoundStore(self._home / "rounds" / order.run), self._home / "runs" / order.run
         self._check_experiment(order, round_store, folder)
         round_store.require_space(prepared.size)
-        work = Task(
+        task = Task(
             silo=self._index,
             context=order.context,
             received=received,
-            state=self._state(round_store, folder, number),
-            mechanism=prepared.privacy.mechanism(number) if prepared.privacy else None,
+            state=self._state(round_store, folder, order.context.round),
+            mechanism=prepared.privacy.mechanism(order.context.round) if prepared.privacy else None,
         )
+        return Assignment(order, prepared, task, digest_of(frame), round_store, folder)
+
+    def _trained(self, assignment: Assignment) -> Result:
+        """All that looks at records is sealed: one that cannot be computed counts for nothing.
+
+        What may still fail here is a function of the task, of public numbers and of sums that already have their noise,
+        as are the weights that it leaves; so it fails as it is, and says nothing of a record by that.
+        """
+        return assignment.prepared.trainer.train(assignment.task)
+
+    def _update(self, frame: Frame, came: float) -> Frame:
+        assignment = self._assignment(frame)
+        if shares_noise(assignment.order.config):
+            raise RefusedError(f"silo '{self._silo.name}' sends nothing but secure sums where silos share noise")
         results: list[Result] = []
 
         def make() -> Frame:
-            # All that looks at records is sealed: one that cannot be computed counts for nothing. What may still fail
-            # here is a function of the task, of public numbers and of sums that already have their noise, as are the
-            # weights that it leaves; so it fails as it is, and says nothing of a record by that.
-            results.append(prepared.trainer.train(work))
+            results.append(self._trained(assignment))
             return update_frame(results[0].update)
 
         def store(update: Frame) -> None:
-            entry = self._entry(task, order, results[0], update.sha256)
-            round_store.put(number, entry, results[0].state, update)
-            round_store.clear(order.settled)
+            self._keep(assignment, results[0], replace(results[0].egress, sha256=update.sha256), update)
 
-        with self._pacemaker.kept(came, prepared.grant.pace if prepared.privacy else 0.0):
-            released = self._released(prepared, order, task, round_store.update(number, task), make, store)
-            self._report(folder, order, round_store.entry(number))
+        stored = assignment.round_store.update(assignment.order.context.round, assignment.digest)
+        with self._pacemaker.kept(came, assignment.prepared.grant.pace if assignment.prepared.privacy else 0.0):
+            released = self._released(assignment, stored, make, store, repeatable=assignment.prepared.grant.repeatable)
+            self._report(assignment)
         return released
+
+    def _keep(self, assignment: Assignment, result: Result, egress: EgressRecord, update: Frame) -> None:
+        entry = self._entry(assignment, result, egress)
+        assignment.round_store.put(assignment.order.context.round, entry, result.state, update)
+        assignment.round_store.clear(assignment.order.settled)
 
     def _released(
         self,
-        prepared: Prepared,
-        order: Order,
-        task: str,
+        assignment: Assignment,
         stored: Frame | None,
         make: Callable[[], Frame],
         store: Callable[[Frame], None],
+        *,
+        repeatable: bool,
     ) -> Frame:
-        """The update: what was sent for this very task before, else a new one, paid for before it is made."""
-        number = order.context.round
-        if prepared.privacy is None:
+        """What leaves: what was sent for this very task before, else something new, paid for before it is made."""
+        privacy, grant, order = assignment.prepared.privacy, assignment.prepared.grant, assignment.order
+        if privacy is None:
             if stored is None:
                 store(stored := make())
             return stored
-        grant, events = prepared.grant, prepared.events(number)
         refuse_held(self._home)
-        ledger = self.ledger(grant)
+        events, ledger = assignment.prepared.events(order.context.round), self.ledger(grant)
         try:
             sent = ledger.released(
                 order.run,
                 self._silo.name,
-                number,
+                order.context.round,
                 events,
-                content=task if grant.repeatable else None,
+                content=assignment.digest if repeatable else None,
                 stored=stored.to_bytes() if stored else None,
                 make=lambda: make().to_bytes(),
                 store=lambda update: store(Frame.of_bytes(update)),
@@ -273,8 +243,6 @@ class SiloService:
     def _prepare(self, config: Config) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
-        with refused():
-            check_deployable(config.privacy)
         federation, index = self._federation, self._index
         method = make_method(Setting.of(config, federation))
         # Plans are made from records, and only this silo's are here: it is looked at alone.
@@ -282,7 +250,11 @@ class SiloService:
         own = replace(config, privacy=replace(config.privacy, budgets=budgets))
         alone = replace(federation, silos=(self._silo,))
         drawn = [(0,) if index in self._drawn(config, r) else () for r in range(1, config.rounds + 1)]
-        found = privacy_of_silos(own, alone, method, drawn)
+        found: tuple[SiloPrivacy, ...]
+        if shares_noise(config):
+            found = (own_plan(config, federation, method, self._declared, index),)
+        else:
+            found = privacy_of_silos(own, alone, method, drawn)
         Trainer(own, method, alone, found).check_privacy()
         # A trainer looks it up by the silo's number, and will be asked for no other than this one.
         private, site = found * len(federation), site_of(federation, index)
@@ -321,16 +293,18 @@ class SiloService:
             )
         return round_store.state_before(number)
 
-    def _entry(self, task: str, order: Order, result: Result, sha256: str) -> KeptRound:
+    def _entry(self, assignment: Assignment, result: Result, egress: EgressRecord) -> KeptRound:
         """The lines of a round in the silo's own report, kept with what leaves so that neither is without the other."""
-        number = order.context.round
+        number = assignment.order.context.round
         row = {"round": number, "seconds": result.seconds, "participants": [self._index], "steps": result.steps}
         terms = {f"train/{name}": value for name, value in result.terms.items()}
-        return KeptRound(task, order.config.digest(), row | terms, replace(result.egress, sha256=sha256).to_mapping())
+        return KeptRound(assignment.digest, assignment.order.config.digest(), row | terms, egress.to_mapping())
 
-    def _report(self, path: Path, order: Order, entry: KeptRound) -> None:
+    def _report(self, assignment: Assignment) -> None:
         """The silo's own run folder, which nobody else gets to see: nothing leaves before its lines are there."""
+        path, order = assignment.folder, assignment.order
         number, known = order.context.round, path.is_dir()
+        entry = assignment.round_store.entry(number)
         folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
@@ -340,9 +314,3 @@ class SiloService:
             folder.record_round(entry.metrics, left)
         if number == order.context.rounds:
             folder.end("finished", number)
-
-
-def _digest(frame: Frame) -> str:
-    """All of a task that determines what comes of it."""
-    header = {key: value for key, value in frame.header.items() if key != "settled"}
-    return sha256(f"{json.dumps(header, sort_keys=True)}/{frame.sha256}".encode()).hexdigest()
