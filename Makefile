@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 # One thread per process: small models are slower, not faster, with more.
+SHELL := /bin/bash
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -11,7 +12,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 SYSTEM_SECONDS := 2250
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-system lint docs format clean
+.PHONY: help install demo test test-system lint lint-deploy lock sbom docs format clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,38 @@ lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+TOOLS := .tools
+$(TOOLS)/.installed: deploy/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --requirement deploy/tools.txt
+	@touch $@
+
+lint-deploy: $(TOOLS)/.installed ## check image, compose file, units and chart (the last by helm, where that is installed)
+	$(TOOLS)/bin/hadolint deploy/Dockerfile
+	$(TOOLS)/bin/yamllint --config-file deploy/yamllint.yaml deploy/compose.yaml deploy/helm/fedloom/*.yaml
+	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(TOOLS)/bin/check-jsonschema --schemafile deploy/helm/fedloom/values.schema.json deploy/helm/fedloom/values.yaml
+	@command -v helm >/dev/null || { echo "helm is not installed: the chart was not rendered"; exit 0; }; \
+	for role in server silo; do \
+		helm template lungs deploy/helm/fedloom --set role=$$role --set silo.data.claim=records > $(TOOLS)/$$role.yaml \
+		&& $(TOOLS)/bin/kubernetes-validate --strict $(TOOLS)/$$role.yaml || exit 1; \
+	done
+	@command -v systemd-analyze >/dev/null || { echo "systemd is not installed: units were not looked at"; exit 0; }; \
+	set -o pipefail; for unit in deploy/systemd/*.service; do \
+		echo $$unit; systemd-analyze security --offline=true --threshold=20 $$unit | tail --lines=1 || exit 1; \
+	done
+
+lock: ## write the image's requirements with their hashes anew
+	cd deploy && uv pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 \
+		--constraint ../constraints.txt --output-file build-requirements.txt - <<< hatchling
+	cd deploy && uv pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_28 --find-links https://download.pytorch.org/whl/cpu/torch/ \
+		--constraint ../constraints.txt --extra direct --extra privacy --output-file requirements.txt ../pyproject.toml
+
+sbom: $(TOOLS)/.installed ## write sbom.json, a CycloneDX bill of the image's packages
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --of JSON \
+		--output-file sbom.json deploy/requirements.txt
+
 docs: $(VENV)/.installed ## build the documentation into site/; a broken link or an unknown name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -51,4 +84,4 @@ format: $(VENV)/.installed ## put the code into the house style
 	$(BIN)/ruff format .
 
 clean: ## remove the virtual environment, the demo's runs and the site
-	rm -rf $(VENV) $(DEMO) site
+	rm -rf $(VENV) $(TOOLS) $(DEMO) site

@@ -24,6 +24,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"federation", "backbones"},
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs"},
+    {"operations"},
     {"engines", "evaluation"},
     {"reports", "release"},
     {"experiment", "embedding", "certificate"},

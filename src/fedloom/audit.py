@@ -11,7 +11,7 @@ from fedloom.errors import ConfigError, unknown
 from fedloom.evaluation.auditing import ATTACKS, Audit, Claim, Effort, Pictures
 from fedloom.experiment import Run, file_name
 from fedloom.federation.records import Federation
-from fedloom.modalities.base import modality_of
+from fedloom.modalities.base import Modality, modality_of
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.files import explained
 from fedloom.runs.folder import RunFolder
@@ -44,10 +44,10 @@ def audit_run(
         raise ConfigError("--attack outliers needs a run with outliers; train one with data.outliers.source")
     folder = run.folder
     _, evaluation = run.evaluation(round_number=round_number, device=device, federation=federation)
-    if not (modality := evaluation.real.federation.modality).compares:
+    fitting = fitting_attacks(evaluation.real.federation.modality)
+    if unfit := [name for name in attacks if name not in fitting]:
         raise ConfigError(
-            f"no attack fits {modality.plural}: all look for records that are near others, and no distance says which "
-            "are"
+            f"--attack {unfit[0]} does not fit {evaluation.real.federation.modality.plural}; use {', '.join(fitting)}"
         )
     audit = Audit(evaluation, claims_of(folder), effort or Effort())
     found: dict[str, Any] = {
@@ -59,7 +59,7 @@ def audit_run(
         "sentences": [],
         "attacks": {},
     }
-    for name in attacks or ATTACKS:
+    for name in attacks or fitting:
         if progress is not None:
             progress(name)
         findings = ATTACKS[name](audit)
@@ -69,6 +69,16 @@ def audit_run(
     found["refuted"] = bool((found["attacks"].get("canaries") or {}).get("refuted"))
     folder.record_audit(found)
     return found
+
+
+def fitting_attacks(modality: Modality) -> tuple[str, ...]:
+    """Those that make sense of such records: what was put among them is looked for by what models make of it."""
+    if not modality.compares and modality.coordinates is None:
+        raise ConfigError(
+            f"no attack fits {modality.plural}: all look for records that are near others, and no distance says which "
+            "are"
+        )
+    return tuple(ATTACKS) if modality.compares else ("membership",)
 
 
 def claims_of(folder: RunFolder) -> dict[str, Claim]:

@@ -52,7 +52,8 @@ def test_rows_are_learned_and_handed_on_with_their_rules(tmp_path: Path) -> None
     small = ("method.components=20", "method.steps=50", "privacy.unit=subject", "method.rows=2")
     told = said("run", "tables/demo", "data.source=table", f"data.path={tmp_path}", *small, "--out", run)
     assert "--out grid.csv" in told
-    assert "no attack fits rows of 8 columns" in said("audit", run, code=2)
+    assert "guessing: 50%" in said("audit", run)
+    assert "--attack canaries needs a run with canaries" in said("audit", run, "--attack", "canaries", code=2)
     said("synthesize", run, "--n", "50", "--format", "csv", "--out", str(out), "--accept-risk")
     assert len((out / "data" / "train.csv").read_text(encoding="utf-8").splitlines()) == 51
     card = (out / "README.md").read_text(encoding="utf-8")

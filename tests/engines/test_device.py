@@ -56,7 +56,7 @@ def test_a_silo_trains_where_its_operator_wants(
     service = Deployment(tmp_path, config, UNEQUAL, agreement=lambda *_: Grant(math.inf, device=wanted[0])).service(0)
     found = []
     while wanted:
-        found.append(service._ready(config).trainer.device.type)
+        found.append(service.ready(config).trainer.device.type)
         del wanted[0]
     assert found == [first, "cpu", "cuda"]
 

@@ -109,9 +109,10 @@ def test_every_key_says_what_was_computed(metric: str, evaluation: Evaluation) -
 
 def test_no_metric_is_forgotten() -> None:
     of_vectors = {"utility", "sliced-wasserstein", "class-variance", "posterior", "gradients"}  # tests/downstream
-    of_tables = {"marginals", "column-shapes", "pair-trends", "table-utility", "closest-record"}  # test_table_metrics
+    of_labelled_images = {"downstream"}  # test_downstream_metric.py
+    of_tables = {"marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "fidelity"}
     others = {"cost", "inception-score", "frechet-paper", "pathways"}
-    assert set(METRICS) == set(KEYS) | of_vectors | of_tables | others
+    assert set(METRICS) == set(KEYS) | of_vectors | of_labelled_images | of_tables | others
 
 
 class Counting(Backbone):

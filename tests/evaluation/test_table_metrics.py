@@ -146,7 +146,7 @@ def test_the_worst_level_is_that_of_a_column_in_which_it_fails() -> None:
     assert found.worst_level <= 1 - there[:, 4].mean() + 0.05
 
 
-TABLE_METRICS = ("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record")
+TABLE_METRICS = ("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "fidelity")
 
 
 @pytest.mark.parametrize("metric", TABLE_METRICS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,51 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, data: bytes, complai
     (tmp_path / "wards.csv").write_bytes(data)
     with pytest.raises(DataError, match=complaint):
         load_tables(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "complaint"),
+    [
+        ([["x"], [1], [2]], ["a", "b", "b"], r"wards.parquet has the column 'b' more than once"),
+        ([["x"], [[1, 2]]], ["a", "b"], r"cells of column 'b' are no single values; leave it out of the file"),
+    ],
+)
+def test_a_parquet_file_that_is_no_table_is_refused(
+    tmp_path: Path, columns: list[list[object]], names: list[str], complaint: str
+) -> None:
+    schema_file(tmp_path)
+    table = pyarrow.Table.from_arrays([pyarrow.array(cells) for cells in columns], names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "wards.parquet")
+    with pytest.raises(DataError, match=complaint):
+        load_tables(str(tmp_path))
+
+
+def test_a_parquet_file_gives_what_a_csv_file_of_the_same_cells_does(tmp_path: Path) -> None:
+    """Numbers come as arrays, with gaps or without; a level may be a number, and a number outside is refused."""
+    schema_file(
+        tmp_path,
+        """
+        columns.age = {kind = "integer", bounds = [0, 99], null = true}
+        columns.weight = {kind = "continuous", bounds = [0, 200]}
+        columns.grade = {kind = "ordinal", levels = ["1", "2", "3"]}
+        columns.day = {kind = "date", first = "2024-01-01", last = "2024-12-31"}
+        """,
+    )
+    cells = {
+        "age": [30, None, 7] * 10,
+        "weight": [70.5, 80.0, 61.25] * 10,
+        "grade": [1, 2, 3] * 10,
+        "day": [datetime.date(2024, 5, day) for day in range(1, 31)],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "a.parquet")
+    texts = zip(*([("" if cell is None else str(cell)) for cell in column] for column in cells.values()), strict=True)
+    text = "\n".join([",".join(cells), *map(",".join, texts)])
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    one, other = (load_tables(str(tmp_path / name)).train.x for name in ("a.parquet", "a.csv"))
+    np.testing.assert_array_equal(one.numpy(), other.numpy())
+    pyarrow.parquet.write_table(pyarrow.table(cells | {"weight": [float("inf")] * 30}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"column 'weight' has 30 cells outside \[0.0, 200.0\]"):
+        load_tables(str(tmp_path / "a.parquet"))
 
 
 def test_what_is_missing_around_the_files_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedloom.cli import (
     federation_keys,
     inspection,
     ledger,
+    operations,
     release,
     reporting,
     reproducing,
@@ -74,6 +75,7 @@ app.command("embed", epilog=more("dp-cvae.md"))(embedding.embed)
 app.command("list", epilog=more("reference/catalogue.md"))(catalogue.list_names)
 app.add_typer(certificate.app, name="certificate", epilog=more("how-to/certificate.md"))
 app.add_typer(data.app, name="data", epilog=more("how-to/own-data.md"))
+operations.add_to(federation.app)
 app.add_typer(federation.app, name="federation", epilog=more("deployment.md"))
 
 

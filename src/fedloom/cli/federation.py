@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
+from fedloom.cli.running import stop_signals, tend_until_stopped
 from fedloom.errors import ConfigError
 
 app = typer.Typer(
@@ -20,7 +17,10 @@ app = typer.Typer(
     help="Run experiments across machines: a server, and silos that stay home.",
 )
 
-TICK = 1.0  # seconds between two looks at the processes
+Health = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="Answer /healthz and /metrics on this port of loopback.", show_default="nowhere"),
+]
 Wire = Literal["direct", "flower"]
 ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
 SiloDir = Annotated[Path, typer.Argument(metavar="DIR", help="The silo's folder.", show_default=False)]
@@ -82,15 +82,22 @@ def init(
 def serve(
     folder: ServerDir,
     proxy: Annotated[bool, typer.Option(help="Under the wire 'flower': put nginx before the SuperLink.")] = True,
+    health: Health = None,
 ) -> None:
     """Run the server until Ctrl-C."""
     from fedloom.deployment.directories import ServerDirectory
+    from fedloom.deployment.operating import operated
     from fedloom.deployment.serving import serving
 
     home = ServerDirectory.open(folder)
-    with _stop_signals(), serving(home, say, proxy=proxy) as server:
-        say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
-        _tend_until_stopped(server.tend)
+    with (
+        stop_signals(),
+        operated(home, say, health) as operation,
+        serving(home, operation.say, proxy=proxy) as server,
+    ):
+        operation.watch(server.household.children)
+        operation.say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")
+        tend_until_stopped(server.tend, operation.beat)
 
 
 @app.command("join")
@@ -110,11 +117,13 @@ def join(
     proxy: Annotated[
         str, typer.Option(help="An HTTP proxy on the way, http://host:port.", show_default="$https_proxy")
     ] = "",
+    health: Health = None,
 ) -> None:
     """Take part until Ctrl-C, with the records at PATH, in what policy.toml agrees to."""
     from fedloom.cli.federation_keys import enrolled
     from fedloom.deployment.directories import Invitation, SiloDirectory
     from fedloom.deployment.joining import Joining
+    from fedloom.deployment.operating import operated
 
     if folder.is_file():
         invitation = Invitation.read(folder)
@@ -122,9 +131,14 @@ def join(
         home = SiloDirectory.open(folder) if SiloDirectory.is_at(folder) else enrolled(invitation, folder)
     else:
         home = SiloDirectory.open(folder)
-    with _stop_signals(), Joining(home, data, say, source=source, proxy=proxy) as joining:
-        say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
-        _tend_until_stopped(joining.tend)
+    with (
+        stop_signals(),
+        operated(home, say, health) as operation,
+        Joining(home, data, operation.say, source=source, proxy=proxy) as joining,
+    ):
+        operation.watch(joining.household.children)
+        operation.say(f"silo '{home.name}' takes part in '{home.invitation.charter.name}'; its logs are in {home.logs}")
+        tend_until_stopped(joining.tend, operation.beat)
 
 
 @app.command("status")
@@ -147,7 +161,7 @@ def status(
             f"silo '{of_silo['silo']}' of '{of_silo['federation']}': "
             + ("joined" if of_silo["joined"] else "not joined")
         )
-        for line in of_silo["refused"]:
+        for line in [*of_silo["refused"], *of_silo["warnings"]]:
             say(line)
         return
     found = server_status(ServerDirectory.open(folder))
@@ -161,6 +175,8 @@ def status(
     show(rows)
     for run in found["runs"]:
         say(f"{run['folder']}: {run['state']}")
+    for warning in found["warnings"]:
+        say(warning)
 
 
 @app.command("demo")
@@ -174,7 +190,7 @@ def demo(
     from fedloom.deployment.demo import demonstrate
 
     config = load_config("demo", [f"rounds={rounds}", f"data.silos={silos}", "participation.rate=1.0"])
-    with _stop_signals():
+    with stop_signals():
         run = demonstrate(out, config, say)
     say_facts(
         {
@@ -183,30 +199,6 @@ def demo(
             "next": f"fedloom inspect {run}",
         }
     )
-
-
-def _tend_until_stopped(tend: Callable[[], None]) -> None:
-    try:
-        while True:
-            tend()
-            time.sleep(TICK)
-    except KeyboardInterrupt:
-        say("stopping")
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """A service manager's signal stops in the same order as Ctrl-C, from before the first process is started."""
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is not to be stopped half-way
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:

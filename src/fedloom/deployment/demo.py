@@ -55,10 +55,15 @@ def settle(
     wire: Literal["direct", "flower"] = "direct",
     proxy: bool = False,
     public: bool = False,
+    address: str = "",
 ) -> Neighbourhood:
-    """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission."""
+    """Found a federation of silos in simulation: each gets its own records as a file, a key, and an admission.
+
+    Its server is on this machine alone, unless silos reach it at an ``address``.
+    """
     port = free_port()
-    address = f"127.0.0.1:{free_port() if proxy else port}"
+    listen = address.rpartition(":")[2]
+    address = address or f"127.0.0.1:{free_port() if proxy else port}"
     groups = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
     charter = Charter(
         name="demo",
@@ -71,7 +76,9 @@ def settle(
         wire=wire,
     )
     public_set = folder / "public.npz"
-    settings = ServerSettings(port=port, listen=address, public_set=str(public_set.resolve()) if public else "")
+    settings = ServerSettings(
+        port=port, listen=listen or address, public_set=str(public_set.resolve()) if public else ""
+    )
     server = ServerDirectory.create(folder / "server", charter, settings, rules)
     if public:
         write_records(public_set, federation, federation.test, federation.test)
@@ -135,17 +142,21 @@ def running(
 def demonstrate(folder: Path, config: Config, say: Callable[[str], None]) -> Path:
     """Found a federation of the embedded sample, run an experiment on it, stop everything; returns the run's folder."""
     federation = build_federation(config.data, Streams(config.seed))
-    plan = Experiment.of(config, federation).method.plan
-    policy = POLICY.format(
-        method=config.method.name,
-        blocks=_listed(name for name, rule in plan.blocks.items() if rule.up),
-        payloads=_listed(payload.name for payload in plan.payloads),
-    )
-    place = settle(folder, federation, policy, RoundRules(), public=True)
+    place = settle(folder, federation, policy_for(config, federation), RoundRules(), public=True)
     say(f"{len(place.silos)} silos and a server, each a process of its own with a folder of its own in {folder}")
     with running(place, say):
         run_at(place.server, config, folder / "run", say)
     return folder / "run"
+
+
+def policy_for(config: Config, federation: Federation) -> str:
+    """A policy that agrees to one experiment."""
+    plan = Experiment.of(config, federation).method.plan
+    return POLICY.format(
+        method=config.method.name,
+        blocks=_listed(name for name, rule in plan.blocks.items() if rule.up),
+        payloads=_listed(payload.name for payload in plan.payloads),
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

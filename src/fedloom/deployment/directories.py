@@ -24,6 +24,7 @@ from fedloom.deployment.keys import (
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
 from fedloom.settings import at_least, parse, read_toml
@@ -162,10 +163,12 @@ class ServerDirectory:
         for path in (self.admitted / f"{silo}.pub", self.certificate(silo), self.pending / f"{silo}.pub"):
             path.unlink(missing_ok=True)
         self.invitation(silo).unlink(missing_ok=True)
+        Trail(self.path / AUDIT).note("taken back", {"silo": silo})
 
     def renew(self) -> datetime:
         """New certificates of the server and of all admitted silos, which fetch theirs; returns when they expire."""
         ends = make_server_certificate(self.keys, self.charter.host)
+        Trail(self.path / AUDIT).note("renewed", {"until": f"{ends:%Y-%m-%d}"})
         if self.charter.wire == "direct":
             for silo, line in self.keys_admitted().items():
                 write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
@@ -186,6 +189,7 @@ class ServerDirectory:
         silo, line = read_public_key(key)
         if silo not in self.charter.silos:
             raise ConfigError(f"{key}: " + unknown("silo", silo, self.charter.silos))
+        Trail(self.path / AUDIT).note("admitted", {"silo": silo, "key": fingerprint(line)})
         if self.charter.wire == "direct":
             write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
         write_atomically(self.admitted / f"{silo}.pub", line + b"\n")

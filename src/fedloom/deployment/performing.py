@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.wire import Wire
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
+from fedloom.operations.trail import AUDIT, Deed, Trail
 from fedloom.runs.files import append_lines
 from fedloom.runs.folder import RunFolder
 
@@ -53,7 +54,7 @@ def _train(home: ServerDirectory, submission: Submission, wiring: Wiring) -> Non
         else None
     )
     experiment = Experiment.of(submission.config, home.charter.at_the_server(public))
-    journal = partial(note, submission.folder / "silos.jsonl")
+    journal = partial(note, Trail(home.path / AUDIT), submission)
     declared = home.charter.records
     engine = FlowerEngine(experiment.trainer, submission.run, wiring(submission), home.rules, declared, journal)
     if not submission.folder.is_dir():
@@ -67,6 +68,12 @@ def _train(home: ServerDirectory, submission: Submission, wiring: Wiring) -> Non
         wire.close()
 
 
-def note(path: Path, event: Event) -> None:
-    """Add an event to the run's journal."""
-    append_lines(path, [{key: value for key, value in asdict(event).items() if value}])
+AUDITED: Mapping[str, Deed] = {name: name for name in ("asked", "answered", "failed", "refused", "rejected")}
+
+
+def note(trail: Trail, submission: Submission, event: Event) -> None:
+    """Add an event to the run's journal, and to the server's audit log what a silo was asked and answered."""
+    words = {key: value for key, value in asdict(event).items() if value}
+    append_lines(submission.folder / "silos.jsonl", [words])
+    if deed := AUDITED.get(event.event):
+        trail.note(deed, {"run": submission.run, **words}, durable=False)

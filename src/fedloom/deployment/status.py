@@ -6,11 +6,14 @@ from typing import Any
 
 from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
+from fedloom.deployment.expiry import warnings_of
 from fedloom.deployment.link import REFUSED
 from fedloom.deployment.processes import is_locked
 from fedloom.deployment.submissions import Submission
+from fedloom.operations.spending import HOLD
 from fedloom.runs.folder import RunFolder
 
+UNCONFIRMED = "it was restored from a backup, and pays nothing before 'fedloom federation confirm'"
 RUNS, REFUSALS = 5, 10  # the newest
 
 
@@ -31,13 +34,14 @@ def server_status(home: ServerDirectory) -> dict[str, Any]:
         "served": served,
         "silos": silos,
         "runs": [_run(home, path.stem) for path in _newest(home)],
+        "warnings": warnings_of(home.path),
     }
 
 
 def silo_status(home: SiloDirectory) -> dict[str, Any]:
     """Whether it has joined, and what it refused to its server, newest last: each line as its logs have it."""
     lines = []
-    for name in ("node", "worker"):
+    for name in ("node", "worker", "silo"):
         path = home.logs / f"{name}.log"
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         lines += [line for line in text.splitlines() if f"WARNING {REFUSED}" in line]
@@ -46,6 +50,7 @@ def silo_status(home: SiloDirectory) -> dict[str, Any]:
         "federation": home.invitation.charter.name,
         "joined": is_locked(home.lock),
         "refused": sorted(lines)[-REFUSALS:],
+        "warnings": [*warnings_of(home.path), *([UNCONFIRMED] if (home.path / HOLD).exists() else [])],
     }
 
 

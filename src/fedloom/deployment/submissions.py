@@ -13,6 +13,7 @@ from fedloom.config import Config
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.processes import is_locked
 from fedloom.errors import FedloomError
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.runs.files import write_json
 from fedloom.settings import parse
 
@@ -39,6 +40,8 @@ class Submission:
         found = cls(path, run or number, folder.resolve(), config, tuple(sys.argv))
         tree = {"run": found.run, "folder": str(found.folder), "experiment": config.to_toml()}
         write_json(path, tree | {"command": list(found.command)})
+        facts = {"run": found.run, "folder": str(found.folder), "experiment": config.digest()}
+        Trail(home.path / AUDIT).note("handed in", facts)
         return found
 
     @classmethod

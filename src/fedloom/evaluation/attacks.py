@@ -19,7 +19,9 @@ from fedloom.federation.records import Canaries, Federation, Records, concatenat
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, Pathway, SampleInputs
 from fedloom.methods.teachers import MERGED
+from fedloom.modalities.base import Modality
 from fedloom.models.gan import GAN
+from fedloom.models.product_mixture import ProductMixture
 from fedloom.models.vae import VAE
 from fedloom.sharing.plan import Scope, Tensors
 from fedloom.streams import Streams
@@ -50,6 +52,7 @@ class Target:
     whole: bool  # whether every block of the model left its silo, not only those that generate
     device: torch.device
     streams: Streams
+    modality: Modality  # of what it makes
 
     def conditions(self, records: Records) -> Tensor:
         """What the pathway is told of each record: its class, or the group whose prior it draws from."""
@@ -84,16 +87,22 @@ class Target:
             for key, shape in self.pathway.noise.items()
         }
 
-    def values(self, records: Records) -> Tensor:
+    def inputs(self, records: Records) -> Tensor:
         """Records as the model sees them."""
         return records.modality.decode(records.x.to(self.device))
 
+    def values(self, records: Records) -> Tensor:
+        """Records as they are compared: as the model sees them, unless their modality says otherwise."""
+        coordinates = records.modality.coordinates
+        return self.inputs(records) if coordinates is None else coordinates(records.x.to(self.device))
+
     @torch.no_grad()
     def samples(self, count: int, kind: SampleKind) -> Tensor:
-        """Outputs for random noise."""
+        """Outputs for random noise, as records are compared."""
         noise = self.noise("samples", count, kind)
         rows = torch.split(torch.arange(count, device=self.device), ROWS)
-        return torch.cat([self.generate({k: v[part] for k, v in noise.items()}, kind) for part in rows])
+        made = torch.cat([self.generate({k: v[part] for k, v in noise.items()}, kind) for part in rows])
+        return made if self.modality.coordinates is None else self.modality.coordinates(made)
 
     def samples_like(self, records: Records, count: int) -> Tensor:
         """For each record the nearest of ``count`` outputs of its kind."""
@@ -145,13 +154,15 @@ class Target:
     @property
     def has_loss(self) -> bool:
         """Whether what left the silos is enough to compute a loss."""
-        return self.whole and isinstance(self.model, VAE | GAN)
+        return self.whole and isinstance(self.model, VAE | GAN | ProductMixture)
 
     def losses(self, records: Records) -> Tensor:
-        """Of each record, in nats: the negative evidence bound, or how surely the discriminator calls it a fake."""
-        x, group = self.values(records), records.group.to(self.device)
+        """Of each record, in nats: its negative evidence, or a bound, or how surely a discriminator calls it a fake."""
+        x, group = self.inputs(records), records.group.to(self.device)
         if isinstance(self.model, VAE):
             return -likelihoods(self.model, x, group, DRAWS, self.streams).elbo
+        if isinstance(self.model, ProductMixture):
+            return self.model.negative_log(x)
         assert isinstance(self.model, GAN)
         with torch.no_grad():
             return torch.cat(
@@ -205,6 +216,7 @@ def _target(
         whole=set(model.state_dict()) <= set(state),
         device=device,
         streams=evaluation.streams,
+        modality=evaluation.real.federation.modality,
     )
 
 

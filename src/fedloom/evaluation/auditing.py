@@ -225,10 +225,11 @@ def _scores(audit: Audit, target: Target, reference: Records) -> dict[str, Calla
         return scores
 
     ways: dict[str, Callable[[Records], Tensor]] = {
-        "closest output": lambda records: closeness(records, target.reconstructions(records)),
         "nearest sample": lambda records: closeness(records, target.samples_like(records, count)),
         "density of samples": density,
     }
+    if target.modality.compares:  # else no small step in the noise leads from one output to a nearer one
+        ways = {"closest output": lambda records: closeness(records, target.reconstructions(records)), **ways}
     if target.has_loss:
         ways = {"loss": lambda records: -target.losses(records), **ways}
     return ways

@@ -62,6 +62,7 @@ class Metric:
     compute: Callable[[Evaluation], Values]
     readings: tuple[Reading, ...]
     needs: tuple[Need, ...] = ()
+    released: bool = False  # computed from what silos released alone: a server without any record can
 
     @property
     def summary(self) -> str:

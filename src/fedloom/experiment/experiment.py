@@ -21,6 +21,7 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.judgement import judge
+from fedloom.evaluation.metric import METRICS
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.extension import extend
 from fedloom.experiment.origin import check_origin, check_records, origin_of
@@ -120,11 +121,12 @@ class Experiment:
     def _evaluator(self) -> Evaluator:
         """What measures the run, on the device that trains it.
 
-        A server without its silos' records has what it can be told by a public set alone.
+        A server without its silos' records has what it can be told by a public set, and by what they released.
         """
         settings = self.config.evaluation
         if self.federation.is_remote and not len(self.federation.test):
-            settings = replace(settings, metrics=())
+            known = (METRICS.get(name, "evaluation.metrics") for name in settings.metrics)
+            settings = replace(settings, metrics=tuple(metric.name for metric in known if metric.released))
         return Evaluator(self.federation, settings, self.streams, device_of(self.config.engine))
 
     def context(self, number: int) -> RoundContext:

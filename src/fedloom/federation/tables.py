@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,9 +163,7 @@ def rows_of(text: str, name: str = "the table") -> Table:
     if not rows:
         raise DataError(f"{name} is empty")
     names = rows[0]
-    twice = sorted({each for each in names if names.count(each) > 1})
-    if twice:
-        raise DataError(f"{name} has the column '{twice[0]}' more than once")
+    _require_once(names, name)
     filled = [row for row in rows[1:] if row]
     for number, row in enumerate(filled, start=2):
         if len(row) != len(names):
@@ -182,10 +181,29 @@ def read_parquet(path: Path) -> Table:
             f"{path} needs the package 'pyarrow'; install it with: pip install 'fedloom[release]'"
         ) from error
     try:
+        fields = parquet.read_schema(path)
+        _require_once(fields.names, str(path))
+        if nested := [field.name for field in fields if field.type.num_fields]:
+            raise DataError(f"{path}: cells of column '{nested[0]}' are no single values; leave it out of the file")
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own are among them
         raise DataError(f"cannot read {path} as a Parquet file: {error}") from error
-    return {name: table[name].to_pylist() for name in table.column_names}
+    return {name: _cells(table[name]) for name in table.column_names}
+
+
+def _require_once(names: Sequence[str], where: str) -> None:
+    twice = sorted({each for each in names if names.count(each) > 1})
+    if twice:
+        raise DataError(f"{where} has the column '{twice[0]}' more than once")
+
+
+def _cells(column: Any) -> Sequence[Any]:
+    """Numbers as one array, and of equal texts one for all cells: a million rows are held by any machine."""
+    if re.match("u?int|float|double", str(column.type)):
+        numbers: Sequence[Any] = column.to_numpy()
+        return numbers
+    known: dict[Any, Any] = {}
+    return [known.setdefault(cell, cell) for chunk in column.chunks for cell in chunk.to_pylist()]
 
 
 READERS: Mapping[str, Callable[[Path], Table]] = {".csv": read_csv, ".parquet": read_parquet}

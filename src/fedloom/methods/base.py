@@ -318,7 +318,8 @@ METHODS: Registry[Recipe] = Registry("method", "fedloom.methods", Recipe, lambda
 
 def make_method(setting: Setting) -> Method:
     """The method that the configuration asks for; its options are checked here."""
-    from fedloom.methods.penalties import with_penalty  # these are built on this module
+    from fedloom.methods.fidelity import with_fidelity  # these are built on this module
+    from fedloom.methods.penalties import with_penalty
     from fedloom.methods.posteriors import with_posterior
     from fedloom.methods.server_steps import with_aggregator, with_server_step
 
@@ -330,4 +331,4 @@ def make_method(setting: Setting) -> Method:
     made = recipe.make(setting, parse(recipe.options, options, "method", beside=("name",)))
     trained = with_penalty(with_posterior(made, setting), setting)
     whole = with_server_step(with_aggregator(trained, config), setting)
-    return replace(whole, averaging=config.server.averaging)
+    return replace(with_fidelity(whole, setting), averaging=config.server.averaging)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Records
+from fedloom.methods.merged_levels import MergedLevels
 from fedloom.modalities.schema import Schema
 from fedloom.models.product_mixture import own_column
 from fedloom.sharing.plan import Tensors
@@ -20,9 +21,9 @@ ROWS = 65_536  # records counted at once
 LARGEST = 4_000  # levels and bins of all columns: their pairs are one matrix
 
 
-def require_small(schema: Schema) -> None:
+def require_small(schema: Schema, kept: int = 0) -> None:
     """Complain of a schema with too many levels, and name the columns that have most of them."""
-    if (levels := sum(schema.sizes)) > LARGEST:
+    if (levels := sum(MergedLevels(schema, kept).sizes)) > LARGEST:
         largest = sorted(schema.columns, key=lambda column: -column.size)[:3]
         raise ConfigError(
             f"method 'marginals' counts pairs of at most {LARGEST:,} levels and bins, and the schema's columns have "
@@ -41,6 +42,7 @@ class PairCounts:
 
     schema: Schema
     target_levels: int  # of a target that divides the counts, at most
+    kept: int = 0  # levels that pairs are counted of, at most; 0: all
 
     def __post_init__(self) -> None:
         if len(self.schema.columns) < 2:
@@ -52,17 +54,22 @@ class PairCounts:
         if not self.schema.target or len(self.schema.columns) < 3:
             return None
         number = self.schema.names.index(self.schema.target)
-        return number if self.schema.sizes[number] <= self.target_levels else None
+        return number if self.merged.sizes[number] <= self.target_levels else None
+
+    @cached_property
+    def merged(self) -> MergedLevels:
+        """The codes that are paired."""
+        return MergedLevels(self.schema, self.kept)
 
     @property
     def parts(self) -> int:
         """How many rows of counts there are."""
-        return 1 if self.target is None else self.schema.sizes[self.target]
+        return 1 if self.target is None else self.merged.sizes[self.target]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """How many levels each of the columns has that are paired."""
-        return tuple(size for number, size in enumerate(self.schema.sizes) if number != self.target)
+        return tuple(size for number, size in enumerate(self.merged.sizes) if number != self.target)
 
     @cached_property
     def counted(self) -> Tensor:
@@ -79,13 +86,13 @@ class PairCounts:
         """The norm of what one record adds: one count in each pair of columns."""
         return math.sqrt(math.comb(len(self.sizes), 2))
 
-    def count(self, _: nn.Module, records: Records) -> Tensors:
+    def count(self, model: nn.Module, records: Records) -> Tensors:
         """All pairs in one pass over the records; whole numbers."""
         levels = sum(self.sizes)
         starts = np.cumsum((0, *self.sizes[:-1]))
         total = torch.zeros(self.parts, levels, levels, dtype=torch.float64)
         for rows in torch.split(records.x, ROWS):
-            codes = self.schema.codes(rows.cpu().numpy())
+            codes = self.merged.codes(model, rows.cpu().numpy())
             part = np.zeros(len(codes), dtype=np.int64)
             if self.target is not None:
                 part, codes = codes[:, self.target], np.delete(codes, self.target, axis=1)

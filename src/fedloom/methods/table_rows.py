@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.methods.base import SampleInputs
+from fedloom.methods.merged_levels import MergedLevels
 from fedloom.modalities.rules import TRIES, keeping
 from fedloom.modalities.schema import Schema
 from fedloom.models.product_mixture import ProductMixture
@@ -18,6 +19,7 @@ class FromMixture:
     """Rows of the mixture: a code for each column, and a value of that code."""
 
     schema: Schema
+    merged: MergedLevels
 
     @property
     def noise(self) -> dict[str, tuple[int, ...]]:
@@ -30,7 +32,7 @@ class FromMixture:
         """Values as the schema means them, on the device of the noise."""
         assert isinstance(model, ProductMixture)
         component, columns, inside = (inputs.noise[name] for name in self.noise)
-        codes = model.generate(component.flatten(0, 1), columns.flatten(0, 1)).cpu().numpy()
-        within = torch.special.ndtr(inside.flatten(0, 1).double()).clamp_max(1 - 1e-12).cpu().numpy()
-        draws = self.schema.values(codes, within).reshape(inside.shape).swapaxes(0, 1)
+        codes = model.generate(component.flatten(0, 1), columns.flatten(0, 1))
+        found = (each.cpu().numpy() for each in self.merged.parted(model, codes, inside.flatten(0, 1)))
+        draws = self.schema.values(*found).reshape(inside.shape).swapaxes(0, 1)
         return torch.from_numpy(keeping(self.schema.checks, draws)).to(inside.device)

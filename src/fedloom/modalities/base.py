@@ -65,6 +65,7 @@ class Modality:
     extremes: Callable[[Tensor, Tensor], Tensor] = extremes  # stored ones unlike any, from a coin for each number
     rules: tuple[str, ...] = ()  # what every record keeps to, made-up ones too, as people write it
     compares: bool = True  # whether the distance between two records, as models see them, says how alike they are
+    coordinates: Callable[[Tensor], Tensor] | None = None  # of stored records, in which that distance does say it
     made_by: str = ""  # the command that makes such records of others, if one does
     with_schema: Callable[[str], Modality] | None = None  # what ``NAME/SCHEMA`` stands for, where records need one
     learned_as: str = ""  # another modality whose methods can learn it as well

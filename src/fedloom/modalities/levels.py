@@ -89,6 +89,21 @@ class Coding:
         missing = torch.isnan(values)
         return torch.where(nothing, missing, (values >= lows) & (values < highs)).to(torch.float32)
 
+    def coordinates(self, x: Tensor) -> Tensor:
+        """In which levels are 1 apart, numbers their share of the bounds, and no value .87 to 1 from any number."""
+        found = []
+        for number, column in enumerate(self.schema.columns):
+            values = x[..., number].double()
+            if column.levels:
+                level = torch.where(torch.isnan(values), column.nothing, values).long()
+                found.append(functional.one_hot(level, column.size) / math.sqrt(2))
+                continue
+            known, width = ~torch.isnan(values), max(column.edges[-1] - column.edges[0], 1e-300)
+            share = torch.where(known, (values - column.edges[0]) / width, 0.5)
+            aside = torch.where(known, 0.0, math.sqrt(3) / 2)
+            found.append(torch.stack([share, aside], dim=-1))
+        return torch.cat(found, dim=-1).to(torch.float32)
+
     @property
     def noise(self) -> tuple[int, ...]:
         """The standard normal numbers that a row is drawn by; where there are rules, it is one of several draws."""

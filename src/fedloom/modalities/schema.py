@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.errors import ConfigError
-from fedloom.modalities.rules import Rule, breaking, rule_of
+from fedloom.modalities.rules import NUMBERS, Rule, breaking, rule_of
 from fedloom.settings import parse
 
 Kind = Literal["categorical", "ordinal", "integer", "continuous", "date"]
@@ -124,10 +124,7 @@ class SchemaColumn:
 
         A value that cannot be is NaN.
         """
-        numbers: dict[Any, int] = {}  # cells repeat: each is looked at once
-        which = np.array([numbers.setdefault(cell, len(numbers)) for cell in cells], dtype=np.int64)
-        found = np.array([self._number(cell) for cell in numbers], dtype=np.float64)[which]
-        missing = np.array([is_missing(cell) for cell in numbers], dtype=bool)[which]
+        found, missing = self._numbered(cells)
         problems = []
         if missing.any() and not self.null:
             problems.append(f"column '{self.name}' has {int(missing.sum())} empty cells, and null = false")
@@ -143,6 +140,16 @@ class SchemaColumn:
             if self.whole and bool((found[~np.isnan(found)] % 1 != 0).any()):
                 problems.append(f"column '{self.name}' is of whole numbers, and some of its cells are not")
         return found, problems
+
+    def _numbered(self, cells: Sequence[Any]) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Each cell as a number, NaN where it is none, and whether it is empty."""
+        if isinstance(cells, np.ndarray) and np.issubdtype(cells.dtype, np.number) and self.kind in NUMBERS:
+            numbers = cells.astype(np.float64)
+            return numbers, np.isnan(numbers)
+        which: dict[Any, int] = {}  # cells repeat: each is looked at once
+        place = np.array([which.setdefault(cell, len(which)) for cell in cells], dtype=np.int64)
+        found = np.array([self._number(cell) for cell in which], dtype=np.float64)[place]
+        return found, np.array([is_missing(cell) for cell in which], dtype=bool)[place]
 
     def _number(self, cell: Any) -> float:
         if is_missing(cell):

@@ -99,6 +99,7 @@ def with_schema(text: str) -> Modality:
         made_up=partial(made_up, schema=schema),
         decode=coding.decode,
         seen=coding.seen,
+        coordinates=coding.coordinates,
         drawing=FromMeans(coding.noise, coding.draw),
         likelihoods={"levels": lambda _: Levels(schema.sizes), **LIKELIHOODS},
     )
@@ -113,7 +114,16 @@ MODALITY = Modality(
     encode=encode,
     likelihoods=LIKELIHOODS,
     values="one number a column, as the schema means it",
-    metrics=("marginals", "column-shapes", "pair-trends", "table-utility", "closest-record", "cost", "likelihood"),
+    metrics=(
+        "marginals",
+        "column-shapes",
+        "pair-trends",
+        "table-utility",
+        "closest-record",
+        "fidelity",
+        "cost",
+        "likelihood",
+    ),
     compares=False,
     with_schema=with_schema,
 )

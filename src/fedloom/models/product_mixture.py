@@ -28,20 +28,25 @@ class Mixture(nn.Module):
 
     shares: Tensor
     levels: Tensor
+    places: Tensor  # of levels that were merged: what each is merged to
+    within: Tensor  # and its share of that
 
-    def __init__(self, levels: int, components: int) -> None:
+    def __init__(self, levels: int, components: int, merged: int) -> None:
         super().__init__()
         self.register_buffer("shares", torch.zeros(components))
         self.register_buffer("levels", torch.zeros(components, levels))
+        if merged:
+            self.register_buffer("places", torch.zeros(merged, dtype=torch.int64))
+            self.register_buffer("within", torch.zeros(merged))
 
 
 class ProductMixture(nn.Module):
     """Block ``decoder``: the mixture of a schema's columns."""
 
-    def __init__(self, sizes: Sequence[int], components: int) -> None:
+    def __init__(self, sizes: Sequence[int], components: int, merged: int = 0) -> None:
         super().__init__()
         self.sizes = list(sizes)
-        self.decoder = Mixture(sum(sizes), components)
+        self.decoder = Mixture(sum(sizes), components, merged)
 
     def generate(self, component: Tensor, columns: Tensor) -> Tensor:
         """Codes (n, columns) from standard normal numbers: (n, 1) for the component and (n, columns)."""
@@ -52,6 +57,13 @@ class ProductMixture(nn.Module):
             for number, levels in enumerate(torch.split(self.decoder.levels, self.sizes, dim=1))
         ]
         return torch.stack(found, dim=1)
+
+    @torch.no_grad()
+    def negative_log(self, levels: Tensor) -> Tensor:
+        """Of each record (n, levels), 1 for the levels that it has and 0 for others, in nats."""
+        parts = torch.split(self.decoder.levels.double(), self.sizes, dim=1)
+        chances = torch.cat([torch.log_softmax(part, dim=1) for part in parts], dim=1)
+        return -torch.logsumexp(levels.double() @ chances.T + torch.log_softmax(self.decoder.shares.double(), 0), dim=1)
 
 
 def own_column(sizes: Sequence[int]) -> Tensor:

@@ -21,6 +21,20 @@ class ChargedRelease:
 
 
 @dataclass(frozen=True)
+class LedgerRow:
+    """A charge as it stands in the file, so that a lost one can be written again, byte for byte."""
+
+    charge: int  # the first is 1
+    run: str
+    silo: str
+    round: int
+    release: str
+    attempt: int
+    event: str  # JSON
+    content: str | None
+
+
+@dataclass(frozen=True)
 class ReleaseAccount:
     """All charges for one kind of release."""
 

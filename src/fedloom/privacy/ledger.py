@@ -13,13 +13,13 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from fedloom.errors import FedloomError, RunFolderError
 from fedloom.privacy.accounting import Budget, Event, event_of, to_mapping
-from fedloom.privacy.accounts import Account, Chain, ChargedRelease, ReleaseAccount
+from fedloom.privacy.accounts import Account, Chain, ChargedRelease, LedgerRow, ReleaseAccount
 from fedloom.privacy.database import Database
 
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
@@ -86,7 +86,7 @@ class Ledger(Database):
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._tightened: dict[str, Budget] = {}
-        self._witness: Callable[[], None] = lambda: None
+        self._witnesses: list[Callable[[], None]] = []
         super().__init__(path, read_only=read_only)
         self._unit = "unit" if self._schema > 1 else "'unknown'"  # where it stands which unit charges protect
 
@@ -103,8 +103,8 @@ class Ledger(Database):
         return Chain(self.identity, tuple(heads))
 
     def watch(self, witness: Callable[[], None]) -> None:
-        """Have somebody told of every charge when it is durable, and before what it pays for is made."""
-        self._witness = witness
+        """Have somebody told, too, of every charge when it is durable, and before what it pays for is made."""
+        self._witnesses.append(witness)
 
     def enrol(self, silo: str, data: str, budget: Budget) -> None:
         """Bind a silo's name to its data (by digest) and budget; afterwards neither can change."""
@@ -188,7 +188,8 @@ class Ledger(Database):
                 )
                 assert cursor.lastrowid is not None
                 charges[release] = Charge(cursor.lastrowid, new=True)
-        self._witness()
+        for witness in self._witnesses:
+            witness()
         return charges
 
     def _known(self, key: tuple[str, str, int, str], event: Event, content: str | None) -> Charge | int:
@@ -264,6 +265,15 @@ class Ledger(Database):
             *(run, silo),
         )
         return [ChargedRelease(number, name, tried, json.loads(event), sha) for number, name, tried, event, sha in rows]
+
+    def rows_after(self, charge: int) -> list[LedgerRow]:
+        """The charges after one of this number, as they stand in the file."""
+        return [LedgerRow(*row) for row in self._rows("SELECT * FROM charges WHERE number > ? ORDER BY number", charge)]
+
+    def take_over(self, row: LedgerRow) -> None:
+        """Write a charge that a lost, newer copy of this ledger held; it was paid, whatever the budget says."""
+        with self._explained(), self._transaction():
+            self._connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
 
     def paid(self) -> set[tuple[int, str]]:
         """The rounds that were charged for, with the silos; pretraining alone is not what a round sends."""

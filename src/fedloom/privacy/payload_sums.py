@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
 # Records looked at together: few, because each may contribute a whole matrix, and what stays in the cache is faster.
 ROWS, TRIED_ROWS = 16, 4
+VARIANCE = "variance"  # of the noise in counts that a silo sends, in squares of what one record adds
 UNLIKELY = 8.0  # standard normal noise is longer than sqrt(size) + t with a probability below exp(-t^2 / 2)
 
 
@@ -218,6 +219,32 @@ def noised(total: Tensors, query: Query, bound: float) -> Tensors:
     flat = query.noise.randomness.normal(sum(sizes), query.noise_key).to(torch.float64) * query.noise.multiplier * bound
     parts = zip(total.items(), torch.split(flat, sizes), strict=True)
     return _as_sent({name: tensor + part.reshape(tensor.shape) for (name, tensor), part in parts})
+
+
+@dataclass(frozen=True)
+class WithVariance:
+    """Counts that are sent with how noisy they are, which depends on no record and adds up over silos."""
+
+    statistic: Tally
+
+    @property
+    def bound(self) -> float:
+        """That of the counts."""
+        return self.statistic.bound
+
+    @property
+    def problem(self) -> str:
+        """That of the counts."""
+        return self.statistic.problem
+
+    def check(self, records: Records, model: nn.Module) -> None:
+        """What the counts are checked for."""
+        self.statistic.check(records, model)
+
+    def value(self, query: Query) -> Tensors:
+        """The counts, and the variance of their noise."""
+        variance = 0.0 if query.noise is None else (query.noise.multiplier * self.statistic.rows) ** 2
+        return {**self.statistic.value(query), VARIANCE: torch.tensor([variance])}
 
 
 @dataclass(frozen=True)

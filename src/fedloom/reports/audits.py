@@ -46,6 +46,14 @@ def read_audit(path: Path) -> AuditFacts:
     )
 
 
+def best_area(audit: Any) -> float | None:
+    """Of all attacks on membership in a run's audit; None where there are none."""
+    attacks = audit.get("attacks") if isinstance(audit, dict) else None
+    rows = _rows(attacks.get("membership") if isinstance(attacks, dict) else None)
+    known = [area for row in rows if (area := finite(row.get("area"))) is not None]
+    return max(known, default=None)
+
+
 def _rows(value: Any) -> Iterator[dict[str, Any]]:
     yield from (row for row in (value if isinstance(value, list) else []) if isinstance(row, dict))
 

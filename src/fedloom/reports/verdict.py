@@ -15,6 +15,7 @@ from typing import Any, Literal
 from fedloom.errors import FedloomError
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
+from fedloom.reports.audits import best_area
 from fedloom.reports.logs import UNREADABLE, finite
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.guarantee import guarantee_of
@@ -29,6 +30,7 @@ NEAR, FAR = 0.8, 0.2  # of the way from what is worth nothing to what real recor
 BLURRED, GRAINY = 0.5, 2.0  # times the contrast of real records
 SILENT = 0.1  # share of latent dimensions, up to which a code says too little
 SUSPECT, COPYING = 0.05, 0.5  # share of samples that may be copies; by chance it is 0.01
+TELLING, TOLD = 0.6, 0.75  # of pairs in which an attack tells a training record from another; by guessing it is 0.5
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Circumstances:
     public: bool  # the data: then no guarantee is missed
     state: Mapping[str, Any] = field(default_factory=dict)  # of the run
     refuted: bool = False  # the claim of privacy, by an attack
+    told: float | None = None  # share of pairs in which the best attack knows the training record; None: not tried
 
 
 def verdict_of(folder: RunFolder) -> Verdict:
@@ -92,10 +95,10 @@ def circumstances_of(folder: RunFolder) -> Circumstances:
         guaranteed, words = False, f"{NONE} can be shown"
     try:
         public, state = folder.data_source.public, folder.status
-        refuted = folder.audit.get("refuted") is True
+        refuted, told = folder.audit.get("refuted") is True, best_area(folder.audit)
     except (FedloomError, AttributeError, TypeError, *UNREADABLE):
-        public, state, refuted = False, {}, False
-    return Circumstances(words, guaranteed, public, state, refuted)
+        public, state, refuted, told = False, {}, False, None
+    return Circumstances(words, guaranteed, public, state, refuted, told)
 
 
 def read_judged(path: Path) -> Judged:
@@ -132,6 +135,7 @@ def verdict(judged: Judged, about: Circumstances) -> Verdict:
         return Verdict("red", f"{WORDS['red']}: {reason}; {about.privacy}.")
     clauses = list(_clauses(judged))
     privacy = [Clause("red", "the claim of privacy was refuted by an attack")] if about.refuted else []
+    privacy += _membership(about.told)
     if not about.guaranteed and not about.public:
         privacy.append(Clause("amber", f"{about.privacy}, and the data are not public"))
     else:
@@ -140,6 +144,14 @@ def verdict(judged: Judged, about: Circumstances) -> Verdict:
     clauses.sort(key=lambda clause: -TONES.index(clause.tone))
     lead = WORDS[tone] if judged.groups else "Not judged"
     return Verdict(tone, f"{lead}: {'; '.join(clause.text for clause in (*clauses, *privacy))}.")
+
+
+def _membership(told: float | None) -> list[Clause]:
+    """What the best attack on membership came to, where one was tried."""
+    if told is None:
+        return []
+    tone: Tone = "red" if told > TOLD else "amber" if told > TELLING else "green"
+    return [Clause(tone, f"attacks tell training records from others in {told:.0%} of pairs (50% by guessing)")]
 
 
 def _clauses(judged: Judged) -> Iterator[Clause]:

@@ -142,6 +142,7 @@ CRAFTS: dict[str, Craft] = {
 EXTREMES = {False: [(1.0, 0)], True: [(1e30, 0), (0.5, -1)]}
 SMALL = {
     "dp_cgan": ("method.generator_hidden=[5]", "method.discriminator_hidden=[5]"),
+    "fission_flow": ("method.widths=[8]",),
     "flow_vae": ("method.flow=[5]",),
 }
 # Counts of tables depend on no weights.

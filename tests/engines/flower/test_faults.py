@@ -744,7 +744,7 @@ def test_only_noise_that_is_granted_for_tests_comes_from_the_seed(grant: Grant, 
     deployment.agreement = lambda *_: grant
     service = deployment.service(1)
     for _ in range(2):
-        trainer = service._ready(deployment.config).trainer
+        trainer = service.ready(deployment.config).trainer
         assert trainer.secret == (trainer.seeded if grant.repeatable else SecureNoise())
 
 

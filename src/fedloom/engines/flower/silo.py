@@ -18,6 +18,7 @@ from fedloom.engines.base import Result, SiloState, Task, participants_of, site_
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.flower.frames import STATE, Frame
 from fedloom.engines.flower.pace import Pacemaker
+from fedloom.engines.flower.recording import asked_in, recorded
 from fedloom.engines.flower.round_store import KeptRound, RoundStore
 from fedloom.engines.flower.statement_frames import bundle_in, words_frame
 from fedloom.engines.flower.stating import words_of
@@ -36,11 +37,13 @@ from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method, some_model
+from fedloom.operations.spending import audited, refuse_held
+from fedloom.operations.trail import AUDIT, Trail
 from fedloom.outline import in_outline
-from fedloom.privacy.accounting import NoGuarantee
+from fedloom.privacy.accounting import Event, NoGuarantee
 from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.deployment import check_deployable, data_ledger
-from fedloom.privacy.ledger import BudgetSpentError, GrantError
+from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
 from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.silo_privacy import REPEATABLE, SiloPrivacy
 from fedloom.registry import NotAllowedError, allowed
@@ -98,6 +101,11 @@ class Prepared:
     size: int  # bytes of the silo's model
     expected: Mapping[BlockKey, Tensors]  # the form of what comes down with every task
 
+    def events(self, round: int) -> Mapping[str, Event]:
+        """What a round releases, as it is charged."""
+        events = self.privacy.events(round) if self.privacy else {}
+        return dict.fromkeys(events, NoGuarantee(REPEATABLE)) if self.grant.repeatable else events
+
 
 class SiloService:
     """Answers tasks with this silo's records, one after the other.
@@ -119,12 +127,14 @@ class SiloService:
         self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
         self._prepared: dict[Hashable, Prepared] = {}
+        self._trail = Trail(home / AUDIT)
 
     def answer(self, frame: Frame) -> Frame:
-        """An update, or what a run has cost, or why there is neither.
+        """An update, or what a run has cost, or why there is neither; the silo's audit log has it before it leaves."""
+        return recorded(self._trail, frame, self._answered)
 
-        A reason is said only where it was written for others to read: errors may tell of paths, disks and spending.
-        """
+    def _answered(self, frame: Frame) -> Frame:
+        """A reason is said only where it was written for others to read: errors may tell of paths and spending."""
         name, came = self._silo.name, self._pacemaker.clock()
         try:
             self._check_version(frame)
@@ -163,8 +173,9 @@ class SiloService:
     def _update(self, frame: Frame, came: float) -> Frame:
         with refused():
             order = Order.of(frame)
-        prepared = self._ready(order.config)
+        prepared = self.ready(order.config)
         self._check_draw(order)
+        self._trail.note("approved", asked_in(frame), durable=False)
         with refused():
             plan, site = prepared.trainer.method.plan, site_of(self._federation, self._index)
             received = received_in(frame, plan, site, prepared.expected)
@@ -215,10 +226,9 @@ class SiloService:
             if stored is None:
                 store(stored := make())
             return stored
-        grant, events = prepared.grant, prepared.privacy.events(number)
-        if grant.repeatable:
-            events = dict.fromkeys(events, NoGuarantee(REPEATABLE))
-        ledger = data_ledger(self._home / "ledger.sqlite", self._silo, grant.epsilon, grant.delta, unit=grant.unit)
+        grant, events = prepared.grant, prepared.events(number)
+        refuse_held(self._home)
+        ledger = self.ledger(grant)
         try:
             sent = ledger.released(
                 order.run,
@@ -234,7 +244,12 @@ class SiloService:
             ledger.close()
         return Frame.of_bytes(sent)
 
-    def _ready(self, config: Config) -> Prepared:
+    def ledger(self, grant: Grant) -> Ledger:
+        """The ledger of the silo's records, with the audit log beside it."""
+        path = self._home / "ledger.sqlite"
+        return audited(data_ledger(path, self._silo, grant.epsilon, grant.delta, unit=grant.unit), self._home)
+
+    def ready(self, config: Config) -> Prepared:
         """The experiment as this silo carries it out, if its operator agrees to it."""
         self._screening(config)
         key = config.digest(), allowed()  # what was imported when more plug-ins were allowed is not used on
