@@ -272,6 +272,42 @@ def test_a_silo_sends_no_more_than_was_asked_for_and_nothing_else(rig: DirectRig
     assert set(names_in(rig.server.post / "parts")) - set(before) == {piece.sha256}
 
 
+def test_a_silo_fills_no_disk_with_what_it_offers_and_drops(rig: DirectRig) -> None:
+    """Whole parts and begun ones: what the next offer does not name is gone."""
+    own, before = order_for(rig, SILO, limit=1000), set(names_in(rig.server.post / "parts"))
+    with way(rig) as channel:
+        for number in range(5):
+            whole, half = os.urandom(100), os.urandom(100)
+            said(channel, OFFER, Letter(own.number, 1, {"n": number}, pieces_of(whole, half)).to_bytes())
+            for part, sent in ((whole, whole), (half, half[:50])):
+                begin = text_of({"sha256": sha256(part).hexdigest(), "offset": 0})
+                assert said(channel, SEND, begin, sent)[0] is CODES.OK
+        kept = set(names_in(rig.server.post / "parts")) - before - {own.parts[0].sha256}
+    assert kept == {sha256(whole).hexdigest(), f"{sha256(half).hexdigest()}.{SILO}"}
+
+
+def test_a_silo_takes_no_more_calls_than_its_own(rig: DirectRig) -> None:
+    """Others are served while it holds as many as it may."""
+    over = threading.Event()
+
+    def waiting() -> Iterator[bytes]:
+        over.wait(20)
+        yield b"{}"
+
+    channels = [way(rig) for _ in range(hub.CALLS)]
+    held = [call(channel, FETCH, waiting()) for channel in channels]
+    wait_for(lambda: rig.opened.hub._calling[SILO] == hub.CALLS, "all of them wait")
+    with way(rig, OTHER) as other:
+        assert said(other, FETCH, b"{}")[0] is CODES.INVALID_ARGUMENT
+    assert "calls under way already" in said(channels[0], FETCH, b"{}")[1]
+    over.set()
+    for each, channel in zip(held, channels, strict=True):
+        with pytest.raises(grpc.RpcError):
+            list(each)
+        channel.close()
+    wait_for(lambda: rig.opened.hub._calling[SILO] == 0, "none is left")
+
+
 @pytest.mark.parametrize("name", [ATTEND, FETCH, OFFER, SEND, CERTIFY])
 def test_nonsense_is_a_sentence(rig: DirectRig, name: str) -> None:
     huge = b"{" + b" " * TEXT

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedloom.config import Config
 from fedloom.deployment.directories import ServerDirectory
+from fedloom.deployment.processes import is_locked
 from fedloom.errors import FedloomError
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.runs.files import write_json
@@ -30,6 +31,9 @@ class Submission:
     @classmethod
     def create(cls, home: ServerDirectory, config: Config, folder: Path, run: str = "") -> Submission:
         """Write down what is asked for; without a ``run`` to go on with it is a new one."""
+        for older in cls.unfinished(home) if run else ():
+            if older.run == run and not is_locked(older.lock):
+                older.end("it was handed in anew")
         number = uuid.uuid4().hex[:12]
         path = home.path / "submissions" / f"{number}.json"
         path.parent.mkdir(exist_ok=True)
@@ -68,16 +72,10 @@ class Submission:
 
     @classmethod
     def unfinished(cls, home: ServerDirectory) -> list[Submission]:
-        """All that have no end yet, oldest first; of a run that was handed in anew the newest alone."""
-        found: dict[str, Submission] = {}
+        """All that have no end yet, oldest first."""
         paths = (home.path / "submissions").glob("*.json")
-        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
-            submission = cls.open(home, path.stem)
-            if submission.problem is None:
-                found[submission.run] = submission
-            else:
-                found.pop(submission.run, None)
-        return list(found.values())
+        found = [path for path in paths if not path.with_suffix(".end").exists()]
+        return [cls.open(home, path.stem) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
 
     @property
     def _ending(self) -> Path:

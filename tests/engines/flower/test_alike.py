@@ -445,7 +445,7 @@ def test_the_pace_covers_all_that_a_silo_does_before_it_answers(
 ) -> None:
     """Looking, training, keeping and its own report; also where it sends what it had sent before."""
     everybody, config, clock = federation(records(SHAPES[False])), config_for("fedvae"), Clock(0.0)
-    for owner, name in ((SiloService, "_ready"), (Trainer, "train"), (RoundStore, "put"), (SiloService, "_report")):
+    for owner, name in ((SiloService, "ready"), (Trainer, "train"), (RoundStore, "put"), (SiloService, "_report")):
         whole = getattr(owner, name)
 
         def slow(*arguments: Any, whole: Callable[..., Any] = whole) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -22,6 +24,7 @@ from fedloom.deployment.direct.register import NotAdmittedError, Peer, Register
 from fedloom.deployment.direct.transport import ATTEND, CERTIFY, FETCH, OFFER, SEND, Call
 from fedloom.errors import FedloomError
 
+CALLS = 6  # of one silo at once: it attends and does one thing more, and old connections may linger
 BEAT = 2.0  # seconds between two looks whether a silo may still attend, and signs of life
 STAY = 6 * 3600.0  # seconds after which a silo comes anew, with the newest certificate that it can have
 ORDER, WITHDRAWN, ALIVE = "order", "withdrawn", "alive"  # notices
@@ -71,6 +74,7 @@ class Hub:
         self._register, self._mailbox, self._parts = register, mailbox, parts
         self._present: dict[str, Presence] = {}
         self._offered: dict[str, dict[str, int]] = {}  # by silo: what it may send now, and how long that is
+        self._calling: Counter[str] = Counter()  # calls under way, by silo
         self._lock = threading.Lock()
         self.answered = threading.Condition()
         parts.sweep(mailbox.named)
@@ -132,7 +136,8 @@ class Hub:
                 peer = self._register.peer(context.auth_context())
                 if peer.invited and not invited:
                     raise NotAdmittedError("an invitation is for asking to be admitted, and for nothing else")
-                yield from method(Visit(peer, requests, context))
+                with self._counted(peer.silo):
+                    yield from method(Visit(peer, requests, context))
             except NotAdmittedError as error:
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
             except WireError as error:
@@ -141,6 +146,19 @@ class Hub:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
         return call
+
+    @contextmanager
+    def _counted(self, silo: str) -> Iterator[None]:
+        """A silo that calls too often at once keeps no other's thread."""
+        with self._lock:
+            if self._calling[silo] >= CALLS:
+                raise NotAdmittedError(f"silo '{silo}' has {CALLS} calls under way already")
+            self._calling[silo] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calling[silo] -= 1
 
     def _attend(self, visit: Visit) -> Iterator[bytes]:
         hello = content_of_text(visit.first(), instance=str, version=str, device=str)
@@ -196,7 +214,9 @@ class Hub:
             raise WireError(f"an answer has {letter.size} bytes; {known[1].limit} are allowed")
         sizes = sizes_of(letter.parts)
         lacking = {digest: size for digest, size in sizes.items() if not self._parts.has(digest, size)}
-        self._offered[visit.peer.silo] = lacking
+        before = self._offered.get(visit.peer.silo, {})
+        self._parts.drop(set(before) - set(sizes), visit.peer.silo, self._mailbox.named)
+        self._offered[visit.peer.silo] = sizes
         if not lacking:
             with self.answered:
                 self._mailbox.answer(letter)

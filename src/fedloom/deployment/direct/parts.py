@@ -83,6 +83,13 @@ class PartStore:
         """Whole parts."""
         return {digest: self.path(digest).read_bytes() for digest in digests}
 
+    def drop(self, digests: Collection[str], sender: str, named: Collection[str]) -> None:
+        """What a sender brought of parts that no letter names, and does not offer any more."""
+        for digest in digests:
+            self._begun(digest, sender).unlink(missing_ok=True)
+            if digest not in named:
+                self.path(digest).unlink(missing_ok=True)
+
     def sweep(self, named: Collection[str], older: float = YOUNG) -> None:
         """Drop what no letter names, unless it was written just now: its letter may be on its way."""
         for path in self._folder.iterdir():
