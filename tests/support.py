@@ -24,6 +24,13 @@ from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
 
+# What keeps methods small whose networks tiny_config does not shape.
+NARROW: dict[str, tuple[str, ...]] = {
+    "fission_flow": ("method.widths=[4, 8]", "method.blocks=1", "method.steps=2", "evaluation.samples=8"),
+    "fedgan": ("model.channels=[4, 8]",),
+}
+
+
 def tiny_config(*overrides: str) -> Config:
     """Two groups of two silos, 40 records each, small networks: a round takes a few hundredths of a second."""
     small = (

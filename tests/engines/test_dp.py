@@ -35,7 +35,7 @@ from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise
 from fedloom.privacy.sampling import poisson_sample
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.streams import Streams
-from support import assert_same_run, equal_bits, federation_of, tiny_config
+from support import NARROW, assert_same_run, equal_bits, federation_of, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=5")
 SEEDED = "privacy.noise=test"
@@ -174,7 +174,7 @@ def test_empty_batches_are_noise_alone() -> None:
 
 OVERRIDES = {
     "marginals": ("data.source=adult-sample", "method.components=5", "method.steps=10"),
-    "fedgan": ("model.channels=[4, 8]",),
+    **NARROW,
     "fissionvae": ("method.prior=learnable", "method.hierarchy=true", "model.top_hidden=[8]", "model.top_latent=3"),
 }
 

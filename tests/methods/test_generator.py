@@ -15,7 +15,7 @@ from fedloom.methods.generator import Generator
 from fedloom.models.networks import Flat
 from fedloom.sharing.plan import BlockKey
 from fedloom.streams import Streams
-from support import federation_of, tiny_config
+from support import NARROW, federation_of, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ NOT_IMAGES = (("vector",), ("table",))
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        *((name, ()) for name in sorted(METHODS) if METHODS[name].modalities not in NOT_IMAGES),
+        *((name, NARROW.get(name, ())) for name in sorted(METHODS) if METHODS[name].modalities not in NOT_IMAGES),
         ("fissionvae", ("method.hierarchy=true",)),
     ],
 )

@@ -17,7 +17,7 @@ from fedloom.methods.generator import Generator
 from fedloom.release import export as exporting
 from fedloom.release.export import ExportJob, Graph, export, load_generators, write_graph, write_safetensors
 from labelled_vectors import labelled_config, labelled_federation
-from support import names_in, tiny_config
+from support import NARROW, names_in, tiny_config
 
 
 def fresh(method: str, images: Federation, *overrides: str) -> tuple[Generator, ExportJob]:
@@ -37,7 +37,7 @@ def _images(method: str, *overrides: str) -> fedloom.Config:
 
 REFINED = ("method.flow=[8]", "method.flow_steps=1", "method.refiner=1", "method.refiner_steps=1")
 ELSEWHERE = ("linear_head", "marginals")  # which classifies, and learns tables: tests/cli/test_tables.py
-CASES = [(name, ()) for name in sorted(METHODS) if name not in ELSEWHERE] + [
+CASES = [(name, NARROW.get(name, ())) for name in sorted(METHODS) if name not in ELSEWHERE] + [
     ("fissionvae", ("method.hierarchy=true", "method.prior=wave")),
     ("fissionvae", ("method.prior=random",)),
     ("fedvae", ("model.lipschitz=2.0",)),

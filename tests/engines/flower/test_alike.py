@@ -33,7 +33,7 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.codec import packed, unpacked
 from local_grid import remote
-from support import tiny_config
+from support import NARROW, tiny_config
 
 UNITS = 8  # and batches of as many: everybody is drawn in every step
 SHAPES = {False: (1, 6, 6), True: (5,)}  # of images, and of vectors
@@ -141,8 +141,8 @@ CRAFTS: dict[str, Craft] = {
 # Images are bytes or lie in [0, 1]; vectors are any finite numbers, and records without a class make some methods fail.
 EXTREMES = {False: [(1.0, 0)], True: [(1e30, 0), (0.5, -1)]}
 SMALL = {
+    **NARROW,
     "dp_cgan": ("method.generator_hidden=[5]", "method.discriminator_hidden=[5]"),
-    "fission_flow": ("method.widths=[8]",),
     "flow_vae": ("method.flow=[5]",),
 }
 # Counts of tables depend on no weights.
