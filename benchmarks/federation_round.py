@@ -1,7 +1,7 @@
-"""What a round of a federation costs beyond training, by each wire: every process is one of a deployment, with TLS.
+"""What a round of a federation costs beyond training: every process is one of a deployment, with TLS.
 
     python benchmarks/federation_round.py --name federation_round-cpu
-    python benchmarks/federation_round.py --many 10,20,50 --wires direct --name federation_many-cpu
+    python benchmarks/federation_round.py --many 10,20,50 --name federation_many-cpu
 
 Server and silos are processes of one machine; only the network between machines is missing. Seconds of processors are
 of all of them together, less what the same training takes in one process. Memory counts shared pages once.
@@ -24,8 +24,8 @@ import torch
 
 from common import keep
 from fedloom.config import Config, load_config
-from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
+from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.tail import run_at
 from fedloom.engines.base import site_of
@@ -143,29 +143,29 @@ def measured(
 
 def all_there(place: Neighbourhood) -> bool:
     try:
-        known = conductor_of(place.server).silos().values()
+        known = DirectConductor(place.server).silos().values()
     except FedloomError:
         return False
     return sum(silo["there"] == "online" for silo in known) == len(place.silos)
 
 
-def federated(wire: str, silos: int, sizes: list[str], rounds: int, *, walls: bool) -> list[dict[str, Any]]:
+def federated(silos: int, sizes: list[str], rounds: int, *, walls: bool) -> list[dict[str, Any]]:
     config = config_of(sizes[0], rounds, silos)
     whole = build_federation(config.data, Streams(config.seed))
     federation = replace(whole, silos=whole.silos[:silos])
     policy = POLICY.format(method="fedvae", blocks='"encoder", "decoder"', payloads='"records"')
     found = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder, flower = Path(temporary), wire == "flower"
-        place = settle(folder, federation, policy, RoundRules(), wire="flower" if flower else "direct", proxy=flower)
+        folder = Path(temporary)
+        place = settle(folder, federation, policy, RoundRules())
         start = time.monotonic()
-        with running(place, lambda said: print(said, flush=True), proxy=flower, apart=walls) as (_, joined):
+        with running(place, lambda said: print(said, flush=True), apart=walls) as (_, joined):
             while not all_there(place):
                 time.sleep(0.5)
             there = time.monotonic() - start
             for size in sizes:
                 run = measured(place, federation, joined, config_of(size, rounds, silos), folder / f"run-{size}")
-                found.append(run | {"walls": walls or flower, "seconds_until_all_are_there": there})
+                found.append(run | {"walls": walls, "seconds_until_all_are_there": there})
                 print(found[-1], flush=True)
     return found
 
@@ -174,7 +174,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--wires", default="direct,flower")
     parser.add_argument("--many", default="", help="numbers of silos, with the smallest model, in place of the sizes")
     parser.add_argument("--walls", action="store_true", help="keep key and records in processes of their own")
     parser.add_argument("--name", default="federation_round-cpu")
@@ -182,9 +181,8 @@ def main() -> None:
     cases = [(int(silos), ["7k"]) for silos in arguments.many.split(",") if silos]
     cases = cases or [(SILOS, arguments.sizes.split(","))]
     found = []
-    for wire in arguments.wires.split(","):
-        for silos, sizes in cases:
-            found += federated(wire, silos, sizes, arguments.rounds, walls=arguments.walls)
+    for silos, sizes in cases:
+        found += federated(silos, sizes, arguments.rounds, walls=arguments.walls)
     keep(arguments.name, found)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import tomli_w
 
 from fedloom.config import Config
-from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.demo import Neighbourhood, running, settle
+from fedloom.deployment.direct.conductor import DirectConductor
+from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
 from fedloom.deployment.tail import resume_at, run_at
@@ -46,7 +46,6 @@ blocks = ["encoder", "decoder"]
 privacy = "none"
 noise = "test"
 """
-WireName = Literal["direct", "flower"]
 DISHONEST = Path(__file__).parent / "system" / "dishonest"
 
 
@@ -87,7 +86,7 @@ class Place:
     folder: Path
     federation: Federation
     place: Neighbourhood
-    serving: Any  # its processes depend on the wire
+    serving: DirectServing
     joined: list[Joining]
     said: list[str] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)  # nothing more is done to it
@@ -190,7 +189,7 @@ class Place:
     def wait_until_all_are_there(self) -> None:
         def there() -> bool:
             try:
-                known = conductor_of(self.place.server).silos().values()
+                known = DirectConductor(self.place.server).silos().values()
             except FedloomError:  # a server that is just being started again
                 return False
             online = sum(silo["there"] == "online" for silo in known)
@@ -211,14 +210,12 @@ class Ground:
         self._folder, self._built, self._stack = folder, 0, ExitStack()
         self._place: Place | None = None
 
-    def place(self, wire: WireName) -> Place:
-        """With all silos there; one of another wire makes room."""
-        if self._place is not None and self._place.place.server.charter.wire != wire:
-            self.leave()
+    def place(self) -> Place:
+        """With all silos there."""
         try:
             if self._place is None:
                 self._built += 1
-                self._place = self._stack.enter_context(standing(self._folder / str(self._built), wire))
+                self._place = self._stack.enter_context(standing(self._folder / str(self._built)))
             self._place.wait_until_all_are_there()
         except BaseException:
             self.leave()
@@ -232,13 +229,13 @@ class Ground:
 
 
 @contextlib.contextmanager
-def standing(folder: Path, wire: WireName) -> Iterator[Place]:
+def standing(folder: Path) -> Iterator[Place]:
     """A federation that is started, and stopped after the block."""
     config, said = config_of(), list[str]()
     whole = build_federation(config.data, Streams(config.seed))
     federation = replace(whole, silos=whole.silos[:3])
-    found = settle(folder, federation, POLICY, RULES, wire=wire, proxy=wire == "flower")
-    with running(found, said.append, proxy=wire == "flower") as (serving, joined):
+    found = settle(folder, federation, POLICY, RULES)
+    with running(found, said.append) as (serving, joined):
         place = Place(folder, federation, found, serving, joined, said)
         try:
             yield place

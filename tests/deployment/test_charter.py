@@ -65,8 +65,15 @@ def test_mistakes_are_named(change: dict[str, object], complaint: str) -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="a charter needs 'address'"):
-        Charter.of({"name": "lungs", "silos": {"a": "all"}, "shape": [3]})
+    with pytest.raises(ConfigError, match="a charter needs 'shape'"):
+        Charter.of({"name": "lungs", "silos": {"a": "all"}, "address": "h:1"})
+
+
+def test_a_server_s_address_may_lack_where_others_run_it() -> None:
+    terms = {"name": "lungs", "silos": {"a": "all"}, "shape": [3]}
+    assert Charter.of({**terms, "wire": "flower"}).address == ""
+    with pytest.raises(ConfigError, match="address = '' must be host:port"):
+        Charter.of({**terms, "wire": "direct"})
 
 
 def test_a_silo_sees_its_own_records_and_the_names_of_the_others(tmp_path: Path) -> None:

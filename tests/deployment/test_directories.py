@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import ssl
 import stat
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedloom.deployment.charter import Charter
-from fedloom.deployment.control import Control, Node
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
-from fedloom.deployment.flower_serving import FlowerServing
-from fedloom.deployment.keys import make_authority, make_server_certificate, pem_of, read_public_key
+from fedloom.deployment.joining import Joining
+from fedloom.deployment.keys import make_authority, make_server_certificate, read_public_key
+from fedloom.deployment.status import silo_status
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
@@ -27,7 +26,7 @@ SILOS = {"north": "all", "south": "all"}
 @pytest.fixture
 def server(tmp_path: Path) -> ServerDirectory:
     charter = Charter(name="lungs", address="fed.example.org:8443", silos=SILOS, shape=(3,))
-    return ServerDirectory.create(tmp_path / "server", charter, ServerSettings(port=4321), RoundRules(minimum=2))
+    return ServerDirectory.create(tmp_path / "server", charter, ServerSettings(listen="4321"), RoundRules(minimum=2))
 
 
 def silo_of(server: ServerDirectory, name: str) -> SiloDirectory:
@@ -38,8 +37,27 @@ def silo_of(server: ServerDirectory, name: str) -> SiloDirectory:
 def test_a_server_finds_its_folder_as_it_was_made(server: ServerDirectory) -> None:
     found = ServerDirectory.open(server.path)
     assert (found.charter, found.settings, found.rules) == (server.charter, server.settings, server.rules)
-    assert found.settings.port == 4321
+    assert found.listening == "[::]:4321"
     assert found.rules.minimum == 2
+    text = (server.path / "federation.toml").read_text().replace("[server]", "[server]\nport = 9092")
+    (server.path / "federation.toml").write_text(text)  # as an earlier version wrote it
+    assert ServerDirectory.open(server.path).settings == server.settings
+
+
+def test_what_was_founded_for_the_wire_flower_is_told_how_to_go_on(server: ServerDirectory, tmp_path: Path) -> None:
+    """Its charter names that wire, or none where it is older still; a silo's ledger can be read as ever."""
+    silo = silo_of(server, "north")
+    sentence = "names the wire 'flower', whose servers fedloom does not run any more: found the federation anew with"
+    for wire in ('wire = "flower"\n', ""):
+        for path in (server.path / "federation.toml", silo.path / "silo.toml", server.invitation("south")):
+            path.write_text(re.sub('wire = "[a-z]+"\n', wire, path.read_text()))
+        with pytest.raises(ConfigError, match=sentence):
+            ServerDirectory.open(server.path)
+        with pytest.raises(ConfigError, match=sentence):
+            silo_of(server, "south")
+        with pytest.raises(ConfigError, match=sentence), Joining(SiloDirectory.open(silo.path), tmp_path, print):
+            pass
+        assert silo_status(SiloDirectory.open(silo.path))["joined"] is False
 
 
 def test_the_server_certificate_holds_for_its_host_and_for_loopback(server: ServerDirectory) -> None:
@@ -98,89 +116,6 @@ def test_keys_of_strangers_are_refused(server: ServerDirectory, tmp_path: Path) 
         with pytest.raises(ConfigError, match="is no public key that 'fedloom federation enroll' made"):
             server.admit(stranger)
     assert server.keys_admitted() == {}
-
-
-@dataclass(frozen=True)
-class Told(Control):
-    """A SuperLink that keeps its register as Flower does: a key is taken once, and never again."""
-
-    known: dict[int, Node] = field(default_factory=dict)  # by node number
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    broken: set[str] = field(default_factory=set)  # silos whose registration fails
-
-    def unregister(self, node: Node) -> None:
-        self.calls.append(("unregister", str(node.number)))
-        self.known[node.number] = replace(node, status="unregistered")
-
-    def register(self, silo: str, key: bytes) -> None:
-        self.calls.append(("register", silo))
-        if silo in self.broken or any(node.key == key for node in self.known.values()):
-            raise FedloomError("no")
-        number = 101 + len(self.known)
-        self.known[number] = Node(number, silo, key, "registered")
-
-    def nodes(self) -> list[Node]:
-        return list(self.known.values())
-
-    @property
-    def answers(self) -> bool:
-        return True
-
-
-def served(home: ServerDirectory, link: Told) -> tuple[FlowerServing, list[str]]:
-    """A server that is started, without processes, and what it says."""
-    said: list[str] = []
-    serving = FlowerServing(home, said.append)
-    serving.control = link
-    return serving, said
-
-
-def test_the_register_follows_what_is_admitted(server: ServerDirectory, tmp_path: Path) -> None:
-    serving, said = served(server, link := Told(server))
-    server.admit(silo_of(server, "north").public_key)
-    server.admit(silo_of(server, "south").public_key)
-    serving.register()
-    serving.register()
-    assert link.calls == [("register", "north"), ("register", "south")]
-    (server.admitted / "south.pub").unlink()
-    serving.register()
-    assert link.calls[2:] == [("unregister", "102")]
-    shutil.rmtree(tmp_path / "north")
-    server.admit(silo_of(server, "north").public_key)  # a new key after the old one was lost
-    serving.register()
-    assert link.calls[3:] == [("unregister", "101"), ("register", "north")]
-    assert [node.silo for node in link.nodes() if node.status == "registered"] == ["north"]
-    server.admit(tmp_path / "south" / "node.pub")
-    serving.register()
-    serving.register()
-    assert len(link.calls) == 5
-    assert said[5:] == ["silo 'south' cannot join with a key that was taken back, or is another's: enroll it anew"]
-
-
-def test_a_server_that_died_while_it_registered_a_silo_goes_on(server: ServerDirectory) -> None:
-    """Flower knows the key already, the server did not live to hear of it; the other silo was not reached."""
-    server.admit(silo_of(server, "north").public_key)
-    server.admit(silo_of(server, "south").public_key)
-    link = Told(server)
-    link.register("north", pem_of((server.admitted / "north.pub").read_bytes()))
-    serving, said = served(server, link)
-    serving.register()
-    assert link.calls[1:] == [("register", "south")]
-    assert said == ["silo 'south' may join"]
-
-
-def test_a_silo_that_cannot_be_registered_holds_up_no_other(server: ServerDirectory) -> None:
-    for silo in ("north", "south"):
-        server.admit(silo_of(server, silo).public_key)
-    serving, said = served(server, link := Told(server, broken={"north"}))
-    serving.register()
-    assert said == ["the register was not changed for silo 'north': no", "silo 'south' may join"]
-    link.broken.clear()
-    serving.register()  # not at once again
-    assert len(link.calls) == 2
-    serving._again = 0.0
-    serving.register()
-    assert link.calls[2:] == [("register", "north")]
 
 
 def test_a_new_silo_agrees_to_nothing(server: ServerDirectory) -> None:

@@ -1,4 +1,4 @@
-"""Processes that are kept running, the worker behind its socket, the proxy."""
+"""Processes that are kept running, the worker behind its socket."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from fedloom.deployment import confinement, performing
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
+from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
-from fedloom.deployment.processes import Child, Household, free_port, locked, require_flower, troubles
-from fedloom.deployment.proxy import FLEET, LARGEST, configuration
-from fedloom.deployment.serving import serving
+from fedloom.deployment.processes import Child, Household, free_port, locked, troubles
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grid_wire import FlowerWire
 from fedloom.engines.flower.rules import RoundRules
-from fedloom.errors import FedloomError, MissingExtraError
+from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
 from local_grid import Deployment, LocalGrid
@@ -126,14 +124,13 @@ def test_the_worker_writes_into_the_registry_and_the_node_does_not_see_its_key(
     assert Joining(silo_home(tmp_path / "third"), tmp_path, print).registry == tmp_path / "by default"
 
 
-@pytest.mark.parametrize("wire", ["direct", "flower"])
-def test_a_server_is_served_once(tmp_path: Path, wire: Literal["direct", "flower"]) -> None:
-    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2), wire=wire)
+def test_a_server_is_served_once(tmp_path: Path) -> None:
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
     home = ServerDirectory.create(tmp_path / "server", charter, ServerSettings(), RoundRules())
     with (
         locked(home.path / "served.lock", ""),
         pytest.raises(FedloomError, match=f"{re.escape(str(home.path))} is served already"),
-        serving(home, print, proxy=False),
+        DirectServing(home, print),
     ):
         pytest.fail("it was served twice")
 
@@ -184,26 +181,6 @@ def _runs(number: int) -> bool:
         return False
 
 
-def test_the_door_lets_silos_call_what_they_need_and_nothing_else() -> None:
-    text = configuration("x", Path("/k"), Path("/f"), Path("/l"), "127.0.0.1:8443", 9092)
-    assert "location ~ ^/v1/fleet/(" + "|".join(FLEET) + ")$" in text
-    assert "location / { return 404; }" in text
-    assert text.count("proxy_pass") == 1
-    assert "register-node" not in text
-    assert "control" not in text
-    assert "get-fab" not in text  # a silo fetches no app
-    assert f"client_max_body_size {LARGEST};" in text
-
-
-def test_the_door_stores_no_answer_on_disk_and_takes_folders_with_blanks() -> None:
-    """A slow silo's download would be cut off where the proxy's workers may not write."""
-    text = configuration("x", Path("/my keys"), Path("/my folder"), Path("/my logs"), "127.0.0.1:8443", 9092)
-    assert "proxy_max_temp_file_size 0;" in text
-    paths = [line.split(maxsplit=1)[1] for line in text.splitlines() if "/my " in line]
-    assert len(paths) == 10
-    assert all(re.fullmatch(r'"/my [a-z./-]+"( warn)?;', path) for path in paths)
-
-
 def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_path: Path) -> None:
     """The process that asks loads no torch; a second question is answered by the same worker."""
     config = tiny_config("method.name=fedvae", "data.silos=1", "data.records_per_silo=16", "engine.name=reference")
@@ -252,19 +229,13 @@ def test_a_free_port_is_given_once_and_never_to_an_outgoing_connection() -> None
     assert max(ports) < 32_768  # where Linux begins, and others later
 
 
-def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(MissingExtraError, match=r"needs the package 'flwr'; pip install 'fedloom\[flower\]'"):
-        require_flower()
-
-
 def test_a_simulation_needs_no_flower() -> None:
     program = "import sys; sys.modules['flwr'] = None; import fedloom.cli, fedloom.experiment, fedloom.engines.choice"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("module", ["node", "direct.silo_process", "direct.hub_process"])
-def test_who_has_a_key_and_no_records_needs_no_torch(module: str) -> None:
+@pytest.mark.parametrize("module", ["direct.silo_process", "direct.hub_process", "flower.app"])
+def test_who_sees_no_records_needs_no_torch(module: str) -> None:
     program = f"import sys, fedloom.deployment.{module}; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -112,7 +112,7 @@ class Street:
 @pytest.fixture
 def street(tmp_path: Path) -> Street:
     whole = build_federation(CONFIG.data, Streams(CONFIG.seed))
-    place = settle(tmp_path, replace(whole, silos=whole.silos[:3]), policy(8.0), RoundRules(), proxy=False)
+    place = settle(tmp_path, replace(whole, silos=whole.silos[:3]), policy(8.0), RoundRules())
     submission = Submission.create(place.server, CONFIG, tmp_path / "run")
     RunFolder.create(tmp_path / "run", CONFIG)
     experiment = Experiment.of(CONFIG, place.server.charter.at_the_server())

@@ -269,6 +269,6 @@ def test_a_silo_cannot_answer_for_another(town: Town) -> None:
 
 def test_a_node_needs_no_torch() -> None:
     """It signs, and has no records: torch would only cost it memory."""
-    program = "import sys, fedloom.deployment.node; print('torch' in sys.modules)"
+    program = "import sys, fedloom.deployment.direct.silo_process; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

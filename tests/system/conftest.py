@@ -1,7 +1,7 @@
 """Tests that need more than Python: run by ``make test-system``, left out of every other call.
 
 Debian packages chromium and chromium-driver, and selenium from PyPI. Selenium is told where both programs are, so it
-downloads nothing. The federation's tests need Debian's nginx-light.
+downloads nothing.
 """
 
 from __future__ import annotations
@@ -78,14 +78,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 @pytest.fixture
 def place(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A federation of three silos with all of them there; after a test that failed the next one gets another."""
-    yield ground.place("direct")
-    if request.node.stash.get(FAILED, False):
-        ground.leave()
-
-
-@pytest.fixture
-def flower_place(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The same by Flower's SuperLink behind nginx."""
-    yield ground.place("flower")
+    yield ground.place()
     if request.node.stash.get(FAILED, False):
         ground.leave()

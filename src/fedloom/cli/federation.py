@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedloom.cli.output import Json, say, say_facts, show, show_json, table
 from fedloom.cli.running import stop_signals, tend_until_stopped
 from fedloom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedloom.deployment.charter import Charter
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,51 +24,44 @@ Health = Annotated[
     int | None,
     typer.Option(metavar="PORT", help="Answer /healthz and /metrics on this port of loopback.", show_default="nowhere"),
 ]
-Wire = Literal["direct", "flower"]
 ServerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.", show_default=False)]
 SiloDir = Annotated[Path, typer.Argument(metavar="DIR", help="The silo's folder.", show_default=False)]
+Silos = Annotated[
+    str, typer.Option(help="Their names, as a,b,c; or with groups, as ct:a,ct:b,mri:c.", show_default=False)
+]
+Shape = Annotated[
+    str, typer.Option(help="The size of one record, such as 1,28,28.", show_default="with --schema, its columns")
+]
+Modality = Annotated[str, typer.Option(help="What a record is.", show_default="image or vector, as the shape says")]
+Schema = Annotated[
+    Path | None, typer.Option(help="A table's schema.toml, which says what a record is.", show_default=False)
+]
+Classes = Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")]
+Name = Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")]
+Records = Annotated[
+    str, typer.Option(help="The most records of each silo, as a=600,b=450; none: all silos weigh the same.")
+]
 
 
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's new folder.", show_default=False)],
-    silos: Annotated[
-        str, typer.Option(help="Their names, as a,b,c; or with groups, as ct:a,ct:b,mri:c.", show_default=False)
-    ],
+    silos: Silos,
     address: Annotated[str, typer.Option(help="Where silos reach the server, host:port.", show_default=False)],
-    shape: Annotated[
-        str, typer.Option(help="The size of one record, such as 1,28,28.", show_default="with --schema, its columns")
-    ] = "",
-    modality: Annotated[
-        str, typer.Option(help="What a record is.", show_default="image or vector, as the shape says")
-    ] = "",
-    schema: Annotated[
-        Path | None, typer.Option(help="A table's schema.toml, which says what a record is.", show_default=False)
-    ] = None,
-    classes: Annotated[str, typer.Option(help="Names of the labels, as a,b,c; none: records have no label.")] = "",
-    name: Annotated[str, typer.Option(help="The federation's name.", show_default="the folder's")] = "",
-    records: Annotated[
-        str, typer.Option(help="The most records of each silo, as a=600,b=450; none: all silos weigh the same.")
-    ] = "",
-    wire: Annotated[Wire, typer.Option(help="By which silos and server speak.")] = "direct",
+    shape: Shape = "",
+    modality: Modality = "",
+    schema: Schema = None,
+    classes: Classes = "",
+    name: Name = "",
+    records: Records = "",
 ) -> None:
     """Found a federation: authority, server certificate, and an invitation for each silo."""
-    from fedloom.deployment.charter import Charter
     from fedloom.deployment.directories import ServerDirectory, ServerSettings
     from fedloom.engines.flower.rules import RoundRules
     from fedloom.privacy.signatures import fingerprint
 
-    modality, sizes = _kind_of(modality, shape, schema)
-    charter = Charter(
-        name=name or folder.resolve().name.lower(),
-        address=address,
-        silos=dict(map(_with_group, _names(silos))),
-        shape=sizes,
-        modality=modality,
-        classes=tuple(_names(classes)),
-        records=dict(map(_with_count, _names(records))),
-        wire=wire,
-    )
+    name = name or folder.resolve().name.lower()
+    charter = _charter_of(name, silos, _kind_of(modality, shape, schema), classes, records, address)
     home = ServerDirectory.create(folder, charter, ServerSettings(), RoundRules())
     say_facts(
         {
@@ -78,22 +74,73 @@ def init(
     )
 
 
+@app.command("app")
+def flower_app(
+    source: Annotated[str, typer.Argument(metavar="RUN.toml", help="A preset or a TOML file.", show_default=False)],
+    silos: Silos,
+    out: Annotated[Path, typer.Option(help="The app's new folder.", show_default=False)],
+    shape: Shape = "",
+    modality: Modality = "",
+    schema: Schema = None,
+    classes: Classes = "",
+    name: Name = "",
+    records: Records = "",
+) -> None:
+    """Write an experiment as an app for 'flwr run', in a Flower federation that others run."""
+    from fedloom.config import load_config
+    from fedloom.deployment.flower.folder import FlowerApp
+    from fedloom.engines.flower.rules import RoundRules
+    from fedloom.runs.files import file_name
+
+    config, name = load_config(source), name or out.resolve().name.lower()
+    charter = _charter_of(name, silos, _kind_of(modality, shape, schema), classes, records)
+    run = f"fedloom-runs/{file_name(f'{config.name}-{config.method.name}-s{config.seed}')}"
+    made = FlowerApp(config, charter, RoundRules(), run)
+    made.check()
+    made.write(out)
+    say_facts(
+        {
+            "app": f"{config.name} for {len(charter.silos)} silos; experiment {config.digest()[:12]}",
+            "silos": f"""--node-config 'silo="{next(iter(charter.silos))}" home="..." data="..."' at each SuperNode""",
+            "run": f"~/{run}, where its operator lets the server's half run",
+            "next": f"flwr run {out}",
+        }
+    )
+
+
+def _charter_of(
+    name: str, silos: str, kind: tuple[str, tuple[int, ...]], classes: str, records: str, address: str = ""
+) -> Charter:
+    """The charter that options say; without an address it is one of a Flower federation."""
+    from fedloom.deployment.charter import Charter
+
+    return Charter(
+        name=name,
+        address=address,
+        silos=dict(map(_with_group, _names(silos))),
+        shape=kind[1],
+        modality=kind[0],
+        classes=tuple(_names(classes)),
+        records=dict(map(_with_count, _names(records))),
+        wire="direct" if address else "flower",
+    )
+
+
 @app.command("serve")
 def serve(
     folder: ServerDir,
-    proxy: Annotated[bool, typer.Option(help="Under the wire 'flower': put nginx before the SuperLink.")] = True,
     health: Health = None,
 ) -> None:
     """Run the server until Ctrl-C."""
+    from fedloom.deployment.direct.serving import DirectServing
     from fedloom.deployment.directories import ServerDirectory
     from fedloom.deployment.operating import operated
-    from fedloom.deployment.serving import serving
 
     home = ServerDirectory.open(folder)
     with (
         stop_signals(),
         operated(home, say, health) as operation,
-        serving(home, operation.say, proxy=proxy) as server,
+        DirectServing(home, operation.say) as server,
     ):
         operation.watch(server.household.children)
         operation.say(f"federation '{home.charter.name}' is served at {home.charter.address}; Ctrl-C stops it")

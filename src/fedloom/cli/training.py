@@ -130,7 +130,7 @@ def resume(
     run_folder, rounds = experiment.load(folder).folder, _rounds(overrides or [])
     ended = run_folder.status["state"] != "unfinished" and rounds is None
     if federation is None and run_folder.is_deployed and rounds is None:
-        raise ConfigError(f"{folder} was made by a federation; say which with --federation DIR")
+        raise ConfigError(f"{folder} was made by a federation; say --federation DIR, or call 'flwr run' again")
     if federation is not None:
         if rounds is not None:
             raise ConfigError(f"the silos of {folder} agreed to {run_folder.config.rounds} rounds; begin a new run")

@@ -25,7 +25,7 @@ from fedloom.privacy.registry import FILE, KEY, registry_folder
 from fedloom.runs.files import digest_of_file, explained, folder_appearing
 
 SCHEMA, MANIFEST, HOME, REGISTRY = 1, "manifest.json", "home", "registry"
-PASSING = ("logs", "flower", "nginx")  # folders that the next start makes anew
+PASSING = ("logs", "door")  # that the next start makes anew
 REMAINS = (".lock", ".tmp", "-journal", "-wal", "-shm")
 MAGIC = b"SQLite format 3\0"
 

@@ -23,7 +23,7 @@ class Charter:
     """A federation's name and address, its silos with their groups, and what one record is like."""
 
     name: str
-    address: str  # where silos reach the server, host:port
+    address: str = ""  # where silos reach the server, host:port; in a Flower federation that is its operator's matter
     silos: dict[str, str]  # name -> group; their order numbers both
     shape: tuple[int, ...]  # of one record
     modality: str = ""  # what a record is; empty: an image or a vector, as its shape says
@@ -42,7 +42,7 @@ class Charter:
                     "'-', and not 'server'"
                 )
         host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if self.wire == "direct" and (not host or not port.isdigit() or not 0 < int(port) < 65536):
             raise ConfigError(f"address = '{self.address}' must be host:port, such as fed.example.org:8443")
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(f"shape = {list(self.shape)} must be the size of one record, such as 1,28,28")
@@ -62,10 +62,19 @@ class Charter:
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Charter:
         """The charter that a table of TOML declares."""
-        missing = sorted({"name", "address", "silos", "shape"} - set(mapping))
+        missing = sorted({"name", "silos", "shape"} - set(mapping))
         if missing:
             raise ConfigError(f"a charter needs '{missing[0]}'")
         return parse(cls, {"wire": "flower", **mapping})  # which a charter of an earlier version does not say
+
+    def require_direct(self, path: Path) -> None:
+        """Complain of what was founded by an earlier version, which started Flower's servers itself."""
+        if self.wire != "direct":
+            raise ConfigError(
+                f"{path} names the wire 'flower', whose servers fedloom does not run any more: found the federation "
+                "anew with 'fedloom federation init', or run experiments in a Flower federation that others run "
+                "('fedloom federation app')"
+            )
 
     def to_mapping(self) -> dict[str, Any]:
         """The charter as a table of TOML, which :meth:`of` reads back."""

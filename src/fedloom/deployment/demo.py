@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.confinement import bubblewrap
+from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
-from fedloom.deployment.serving import Serving, serving
 from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.experiment import Experiment
@@ -52,8 +51,6 @@ def settle(
     policy: str,
     rules: RoundRules,
     *,
-    wire: Literal["direct", "flower"] = "direct",
-    proxy: bool = False,
     public: bool = False,
     address: str = "",
 ) -> Neighbourhood:
@@ -61,9 +58,8 @@ def settle(
 
     Its server is on this machine alone, unless silos reach it at an ``address``.
     """
-    port = free_port()
     listen = address.rpartition(":")[2]
-    address = address or f"127.0.0.1:{free_port() if proxy else port}"
+    address = address or f"127.0.0.1:{free_port()}"
     groups = {silo.name: federation.groups[silo.groups[0]] for silo in federation.silos}
     charter = Charter(
         name="demo",
@@ -73,12 +69,9 @@ def settle(
         modality=federation.modality.name,
         classes=federation.classes,
         records={silo.name: len(silo) for silo in federation.silos},
-        wire=wire,
     )
     public_set = folder / "public.npz"
-    settings = ServerSettings(
-        port=port, listen=listen or address, public_set=str(public_set.resolve()) if public else ""
-    )
+    settings = ServerSettings(listen=listen or address, public_set=str(public_set.resolve()) if public else "")
     server = ServerDirectory.create(folder / "server", charter, settings, rules)
     if public:
         write_records(public_set, federation, federation.test, federation.test)
@@ -112,12 +105,12 @@ def write_records(path: Path, federation: Federation, train: Records, test: Reco
 
 @contextmanager
 def running(
-    place: Neighbourhood, say: Callable[[str], None], *, proxy: bool = False, apart: bool | None = None
-) -> Iterator[tuple[Serving, list[Joining]]]:
+    place: Neighbourhood, say: Callable[[str], None], *, apart: bool | None = None
+) -> Iterator[tuple[DirectServing, list[Joining]]]:
     """All its processes, looked after in the background, until the block ends; see ``Joining`` for ``apart``."""
     walls = bool(bubblewrap()) if apart is None else apart
     with ExitStack() as stack:
-        server = stack.enter_context(serving(place.server, say, proxy=proxy))
+        server = stack.enter_context(DirectServing(place.server, say))
         joined = [
             stack.enter_context(Joining(home, data, say, place.registry, apart=walls))
             for home, data in zip(place.silos, place.data, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.signatures import fingerprint
 from fedloom.runs.files import explained, write_atomically
-from fedloom.settings import at_least, parse, read_toml
+from fedloom.settings import parse, read_toml
 
 FEDERATION, SILO, POLICY = "federation.toml", "silo.toml", "policy.toml"
 HEADING = """\
@@ -40,25 +40,25 @@ HEADING = """\
 class ServerSettings:
     """What concerns the server alone."""
 
-    port: int = field(default=9092, metadata=at_least(1))  # of the SuperLink, on loopback, behind the proxy
-    listen: str = ""  # where the proxy listens, host:port or port; empty: the port of the address, on every interface
+    listen: str = ""  # where the hub listens, host:port or port; empty: the port of the address, on every interface
     public_set: str = ""  # an .npz file of records that belong to nobody, to measure the run on
 
 
 @dataclass(frozen=True)
 class ServerDirectory:
-    """The coordinator's folder: charter, keys, admitted silos, and what the SuperLink keeps."""
+    """The coordinator's folder: charter, keys, admitted silos, and what is on its way to them."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, charter: Charter, settings: ServerSettings, rules: RoundRules) -> ServerDirectory:
         """A new federation: authority, server certificate, one invitation for each silo."""
+        charter.require_direct(path)
         _new(path)
         home = cls(path)
         path.chmod(0o700)
         tree = {"charter": charter.to_mapping(), "server": asdict(settings), "rounds": asdict(rules)}
-        for folder in (home.keys, path / "invitations", home.admitted, home.pending, home.flower, home.logs):
+        for folder in (home.keys, path / "invitations", home.admitted, home.pending, home.logs):
             folder.mkdir()
         home.keys.chmod(0o700)
         make_authority(home.keys, charter.name)
@@ -74,7 +74,8 @@ class ServerDirectory:
         if not (path / FEDERATION).is_file():
             raise ConfigError(f"{path} is not a federation's folder: it holds no {FEDERATION}; see 'federation init'")
         home = cls(path)
-        _ = home.charter, home.settings, home.rules
+        home.charter.require_direct(path)
+        _ = home.settings, home.rules
         return home
 
     @cached_property
@@ -89,7 +90,9 @@ class ServerDirectory:
     @cached_property
     def settings(self) -> ServerSettings:
         """The server's own settings."""
-        return parse(ServerSettings, self._tree.get("server", {}), "server")
+        tree = dict(self._tree.get("server", {}))
+        tree.pop("port", None)  # of an earlier version, whose SuperLink listened there
+        return parse(ServerSettings, tree, "server")
 
     @cached_property
     def rules(self) -> RoundRules:
@@ -112,19 +115,14 @@ class ServerDirectory:
         return self.path / "pending"
 
     @property
-    def flower(self) -> Path:
-        """Where Flower keeps its files, under the wire of that name."""
-        return self.path / "flower"
-
-    @property
     def post(self) -> Path:
-        """Orders and answers that are on their way, under the direct wire."""
+        """Orders and answers that are on their way."""
         return self.path / "post"
 
     @property
     def door(self) -> Door:
-        """Where its SuperLink, or its hub, is reached on this machine."""
-        return Door(self.flower / "door")
+        """Where its hub is reached on this machine."""
+        return Door(self.path / "door")
 
     @property
     def listening(self) -> str:
@@ -141,9 +139,9 @@ class ServerDirectory:
         return self.admitted / f"{silo}.crt"
 
     def invite(self, silo: str) -> Path:
-        """A new invitation, which makes the silo's older ones worthless; under the direct wire with a one-time code."""
+        """A new invitation, which makes the silo's older ones worthless, with a one-time code."""
         self.charter.index(silo)
-        code = make_code(self.keys, silo) if self.charter.wire == "direct" else ""
+        code = make_code(self.keys, silo)
         path = self.invitation(silo)
         write_atomically(path, Invitation(silo, self.charter, self.authority, code).to_toml().encode(), 0o600)
         (self.pending / f"{silo}.pub").unlink(missing_ok=True)
@@ -169,9 +167,8 @@ class ServerDirectory:
         """New certificates of the server and of all admitted silos, which fetch theirs; returns when they expire."""
         ends = make_server_certificate(self.keys, self.charter.host)
         Trail(self.path / AUDIT).note("renewed", {"until": f"{ends:%Y-%m-%d}"})
-        if self.charter.wire == "direct":
-            for silo, line in self.keys_admitted().items():
-                write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
+        for silo, line in self.keys_admitted().items():
+            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
         return ends
 
     @property
@@ -190,8 +187,7 @@ class ServerDirectory:
         if silo not in self.charter.silos:
             raise ConfigError(f"{key}: " + unknown("silo", silo, self.charter.silos))
         Trail(self.path / AUDIT).note("admitted", {"silo": silo, "key": fingerprint(line)})
-        if self.charter.wire == "direct":
-            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
+        write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
         write_atomically(self.admitted / f"{silo}.pub", line + b"\n")
         (self.pending / f"{silo}.pub").unlink(missing_ok=True)
         return silo, fingerprint(line)
@@ -214,7 +210,7 @@ class Invitation:
     silo: str
     charter: Charter
     authority: str  # certificate
-    code: str = ""  # under the direct wire
+    code: str = ""
 
     def to_toml(self) -> str:
         """The text of the file that the coordinator sends."""
@@ -254,6 +250,7 @@ class SiloDirectory:
     @classmethod
     def create(cls, path: Path, invitation: Invitation) -> SiloDirectory:
         """Accept an invitation: the silo's key is made here and never leaves."""
+        invitation.charter.require_direct(path)
         _new(path)
         home = cls(path)
         path.chmod(0o700)
@@ -315,7 +312,7 @@ class SiloDirectory:
 
     @property
     def post(self) -> Path:
-        """Orders and answers that are on their way, under the direct wire."""
+        """Orders and answers that are on their way."""
         return self.path / "post"
 
     @property

@@ -64,6 +64,7 @@ class Patient:
 
 def examine(patient: Patient) -> list[Diagnosis]:
     """All that was looked at; what cannot be looked at has failed."""
+    patient.charter.require_direct(patient.home.path)
     checks = SILO_CHECKS if isinstance(patient.home, SiloDirectory) else SERVER_CHECKS
     found = []
     for about, check in checks.items():
@@ -134,10 +135,10 @@ def _audit(patient: Patient) -> Iterator[Said]:
     yield "ok", f"whole up to line {number}, of hash {head[:16]}", ""
 
 
-def _versions(patient: Patient) -> Iterator[Said]:
-    """fedloom's own requirements, those of the federation's wire among them."""
+def _versions(_: Patient) -> Iterator[Said]:
+    """fedloom's own requirements, those of the direct wire among them."""
     asked = [Requirement(each) for each in metadata.requires("fedloom") or []]
-    extras, remedy = (patient.charter.wire, "operations"), f"pip install 'fedloom[{patient.charter.wire}]'"
+    extras, remedy = ("direct", "operations"), "pip install 'fedloom[direct]'"
     wanted = [each for each in asked if not each.marker or any(each.marker.evaluate({"extra": e}) for e in extras)]
     for each in wanted:
         try:

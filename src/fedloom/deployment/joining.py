@@ -1,6 +1,6 @@
 """A silo's processes: the worker, which has the records and no network, and the node, which has the key and no records.
 
-Both are started again when they die. Without bubblewrap to keep them apart, one process is both under the direct wire.
+Both are started again when they die. Without bubblewrap to keep them apart, one process is both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 
 from fedloom.deployment.confinement import Rights, bubblewrap, confined
 from fedloom.deployment.directories import SiloDirectory
-from fedloom.deployment.processes import Child, Household, flower_environment, locked, troubles
+from fedloom.deployment.processes import Child, Household, locked, troubles
 from fedloom.errors import FedloomError
 from fedloom.privacy.registry import KEY, VARIABLE, LedgerRegistry, registry_folder
 
@@ -36,11 +36,12 @@ class Joining:
     say: Callable[[str], None]
     registry: Path = field(default_factory=registry_folder)
     source: str = ""  # of the records, where the data do not speak for themselves
-    proxy: str = ""  # by which the server is reached, under the direct wire
+    proxy: str = ""  # by which the server is reached
     apart: bool = field(default_factory=lambda: bool(bubblewrap()))  # whether key and records have a process each
     household: Household = field(default_factory=Household)
 
     def __enter__(self) -> Joining:
+        self.home.invitation.charter.require_direct(self.home.path)
         if not self.data.exists():
             raise FedloomError(f"--data {self.data} does not exist; give a table, an .npz file or a folder of images")
         (self.home.path / "approvals").mkdir(exist_ok=True)  # which an earlier version did not make
@@ -51,11 +52,11 @@ class Joining:
         if not bubblewrap():
             self.say(UNCONFINED)
         try:
-            if self._direct and not self.apart:
-                self.worker = self.node = self.household.add(self._silo())
-            else:
+            if self.apart:
                 self.worker = self.household.add(self._worker())
                 self.node = self.household.add(self._node())
+            else:
+                self.worker = self.node = self.household.add(self._silo())
         except BaseException:
             self.__exit__()
             raise
@@ -112,34 +113,18 @@ class Joining:
     def _node(self) -> Child:
         """It reads its key, reaches the server, and sees no record."""
         key = self.registry.resolve() / KEY  # with which it could guess at records by their digests
-        rights = Rights(writes=self._mail, never_sees=(self.data.resolve(), key), network=True)
-        socket = str(self._runtime / "worker")
-        if self._direct:
-            command = self._direct_process(socket)
-            return Child("node", confined(command, rights), self.home.logs / "node.log", dict(os.environ))
-        home, (flower,) = self.home.path.resolve(), self._mail
-        command = [sys.executable, "-m", "fedloom.deployment.node", str(home), socket]
-        return Child("node", confined(command, rights), self.home.logs / "node.log", flower_environment(flower))
+        post = self.home.post.resolve()
+        post.mkdir(mode=0o700, exist_ok=True)  # the node may write there, but not make the folder
+        rights = Rights(writes=(post,), never_sees=(self.data.resolve(), key), network=True)
+        command = confined(self._process(str(self._runtime / "worker")), rights)
+        return Child("node", command, self.home.logs / "node.log", dict(os.environ))
 
     def _silo(self) -> Child:
         """Worker and node in one, for which there would be no wall between them."""
-        command = [*self._direct_process(""), str(self.data.resolve()), self.source]
+        command = [*self._process(""), str(self.data.resolve()), self.source]
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, VARIABLE: str(self.registry.resolve())}
         return Child("silo", command, self.home.logs / "silo.log", environment, holds=(self._lock.fileno(),))
 
-    def _direct_process(self, socket: str) -> list[str]:
+    def _process(self, socket: str) -> list[str]:
         module = "fedloom.deployment.direct.silo_process"
         return [sys.executable, "-m", module, str(self.home.path.resolve()), self.proxy, socket]
-
-    @property
-    def _direct(self) -> bool:
-        return self.home.invitation.charter.wire == "direct"
-
-    @property
-    def _mail(self) -> tuple[Path, ...]:
-        """Where the node may write; folders that are there."""
-        home = self.home.path.resolve()
-        folders = (home / "post",) if self._direct else (home / "flower",)
-        for folder in folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        return folders

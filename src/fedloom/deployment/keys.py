@@ -16,7 +16,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ModuleNotFoundError as error:
-    raise MissingExtraError(f"a federation needs the package '{error.name}'; pip install 'fedloom[flower]'") from error
+    raise MissingExtraError(f"a federation needs the package '{error.name}'; pip install 'fedloom[direct]'") from error
 
 CURVE = ec.SECP384R1()
 CA_DAYS, SERVER_DAYS, SILO_DAYS, INVITATION_DAYS = 3650, 825, 365, 30
@@ -146,12 +146,6 @@ def read_public_key(path: Path) -> tuple[str, bytes]:
     if not isinstance(found, ec.EllipticCurvePublicKey) or not comment.startswith(COMMENT):
         raise ConfigError(f"{path} is no public key that 'fedloom federation enroll' made")
     return comment.removeprefix(COMMENT), line
-
-
-def pem_of(line: bytes) -> bytes:
-    """A public key as Flower writes it."""
-    key = serialization.load_ssh_public_key(line)
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _certificate(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import ServerDirectory
@@ -83,7 +84,13 @@ AUDITED: Mapping[str, Deed] = {name: name for name in ("asked", "answered", "fai
 
 def note(trail: Trail, submission: Submission, event: Event) -> None:
     """Add an event to the run's journal, and to the server's audit log what a silo was asked and answered."""
-    words = {key: value for key, value in asdict(event).items() if value}
-    append_lines(submission.folder / "silos.jsonl", [words])
+    words = journalled(submission.folder, event)
     if deed := AUDITED.get(event.event):
         trail.note(deed, {"run": submission.run, **words}, durable=False)
+
+
+def journalled(folder: Path, event: Event) -> dict[str, Any]:
+    """An event as it was added to a run's journal."""
+    words = {key: value for key, value in asdict(event).items() if value}
+    append_lines(folder / "silos.jsonl", [words])
+    return words

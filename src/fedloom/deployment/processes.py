@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import random
 import re
@@ -17,27 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fedloom.errors import FedloomError, MissingExtraError
+from fedloom.errors import FedloomError
 
 STOPPING = 15.0  # seconds that a process has to end by itself
 SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time it dies young
 YOUNG = 60.0
-FLOWER = {  # nothing is told to anybody, nothing is fetched from anywhere
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-
-
-def require_flower() -> None:
-    """Complain in one sentence where Flower is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise MissingExtraError("a federation needs the package 'flwr'; pip install 'fedloom[flower]'")
-
-
-def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of processes that load Flower."""
-    return {**os.environ, **FLOWER, "FLWR_HOME": str(home)}
 
 
 def locked(path: Path, taken: str) -> IO[str]:

@@ -29,7 +29,10 @@ class Signatory:
     @classmethod
     def of(cls, home: SiloDirectory) -> Signatory:
         """With the key by which the silo joins."""
-        return cls(home, read_private_key((home.path / "node.key").read_bytes()))
+        path = home.path / "node.key"
+        if not path.is_file():
+            raise FedloomError(f"silo '{home.name}' has no key to sign with: there is no {path}")
+        return cls(home, read_private_key(path.read_bytes()))
 
     def passed(self, asked: Frame, answer: Frame) -> Frame:
         """The worker's answer as it leaves: a statement signed, words of a secure sum too, anything else as it is."""

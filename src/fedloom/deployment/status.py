@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.deployment.conducting import conductor_of
+from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
 from fedloom.deployment.expiry import warnings_of
 from fedloom.deployment.link import REFUSED
@@ -19,7 +19,7 @@ RUNS, REFUSALS = 5, 10  # the newest
 
 def server_status(home: ServerDirectory) -> dict[str, Any]:
     """Plain values for a table or as JSON."""
-    charter, conductor, admitted, asking = home.charter, conductor_of(home), home.keys_admitted(), home.asking()
+    charter, conductor, admitted, asking = home.charter, DirectConductor(home), home.keys_admitted(), home.asking()
     served = conductor.answers
     known = conductor.silos() if served else {}
     silos = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.deployment.conducting import conductor_of
+from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.gathering import unsigned
 from fedloom.deployment.submissions import Submission
@@ -31,7 +31,7 @@ def run_at(home: ServerDirectory, config: Config, folder: Path, say: Callable[[s
 
 
 def resume_at(home: ServerDirectory, folder: RunFolder, say: Callable[[str], None]) -> None:
-    """Go on with a run that stopped: a new one for Flower, the same for the silos."""
+    """Go on with a run that stopped: a new one for the executor, the same for the silos."""
     run = folder.environment.get("engine_choice", {}).get("run", "")
     if not run:
         raise ConfigError(f"{folder.path} was not made by a federation; resume it without --federation")
@@ -58,12 +58,12 @@ def _check(home: ServerDirectory, config: Config) -> None:
     experiment = Experiment.of(config, home.charter.at_the_server())
     if shares_noise(config):
         check_shared(config, experiment.federation, experiment.method, home.charter.records)
-    if not conductor_of(home).answers:
+    if not DirectConductor(home).answers:
         raise FedloomError(f"no server answers for {home.path}; start it with 'fedloom federation serve {home.path}'")
 
 
 def _follow(home: ServerDirectory, submission: Submission, say: Callable[[str], None]) -> None:
-    conductor = conductor_of(home)
+    conductor = DirectConductor(home)
     conductor.start(submission)
     rounds = _new_lines(submission.folder / "metrics.jsonl")
     events = _new_lines(submission.folder / "silos.jsonl")
