@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import pytest
 from click.testing import Result
 from cryptography import x509
 
+from fedloom.config import Config, load_config
+from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import Invitation, ServerDirectory, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.runs.folder import RunFolder
+from fedloom.settings import parse
 
 Command = Callable[..., Result]
 INIT = ("--silos", "ct:north,ct:south,mri:west", "--address", "fed.example.org:8443", "--shape", "1,28,28")
@@ -141,4 +145,28 @@ def test_a_run_of_a_federation_is_resumed_with_it(
     (run / "status.json").unlink()
     assert "was not made by a federation" in refused("resume", run, "--federation", server)
     RunFolder.open(run).note({"engine_choice": {"name": "flower", "run": "abc"}})
-    assert "was made by a federation; say which with --federation DIR" in refused("resume", run)
+    assert "was made by a federation; say --federation DIR, or call 'flwr run' again" in refused("resume", run)
+
+
+def test_an_experiment_is_written_as_an_app_of_a_flower_federation(
+    fedloom: Command, refused: Callable[..., str], tiny_toml: Path, tmp_path: Path
+) -> None:
+    made = fedloom("federation", "app", tiny_toml, *INIT[:2], *INIT[4:], "--out", tmp_path / "ours")
+    assert made.exit_code == 0
+    assert f"flwr run {tmp_path / 'ours'}" in made.stdout
+    told = tomllib.loads((tmp_path / "ours" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    charter = Charter.of(tomllib.loads(told["charter"]))
+    assert (charter.name, charter.wire, charter.address, charter.groups) == ("ours", "flower", "", ("ct", "mri"))
+    assert parse(Config, tomllib.loads(told["experiment"])) == load_config(tiny_toml)
+    again = ("federation", "app", tiny_toml, *INIT[:2], *INIT[4:], "--out", tmp_path / "ours")
+    assert "exists already; choose another --out" in refused(*again)
+    assert "--shape is missing" in refused("federation", "app", tiny_toml, *INIT[:2], "--out", tmp_path / "other")
+
+
+def test_a_federation_of_the_wire_flower_is_one_sentence(refused: Callable[..., str], server: Path) -> None:
+    charter = server / "federation.toml"
+    charter.write_text(charter.read_text().replace('wire = "direct"', 'wire = "flower"'))
+    for command in ("serve", "status", "renew", "doctor"):
+        assert "names the wire 'flower', whose servers fedloom does not run any more" in refused(
+            "federation", command, server
+        )
