@@ -32,6 +32,7 @@ from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation
+from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.streams import Streams
@@ -137,6 +138,21 @@ def test_an_app_learns_what_the_reference_engine_learns_and_goes_on_where_it_sto
         conduct(grid, other)
     conduct(AppGrid(told, *theirs.nodes), app, poll=0.01)
     assert equal_bits(load_checkpoint(begun).server, expected.server)
+
+
+def test_a_private_run_is_paid_for_once_at_each_silo(tmp_path: Path) -> None:
+    private = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.noise=test", "privacy.accountant=filter")
+    theirs = Theirs(tmp_path, tiny_config(*TINY, *private, "method.name=fedvae", "local.batch_size=8"))
+    for node in theirs.nodes:
+        policy = POLICY.replace("fissionvae", "fedvae") + 'noise = "test"\nmax_delta = 0.1\n'
+        (Path(node["home"]) / "policy.toml").write_text(policy)
+    train(theirs.config, theirs.path / "reference", theirs.federation)
+    told = theirs.told
+    run = conduct(AppGrid(told, *theirs.nodes), FlowerApp.of(told), poll=0.01)
+    assert equal_bits(load_checkpoint(run).server, load_checkpoint(theirs.path / "reference").server)
+    for node in theirs.nodes:
+        (account,) = read_accounts(Path(node["home"]) / "ledger.sqlite")
+        assert [(each.name, each.charges) for each in account.releases] == [("update", 2)]
 
 
 def test_the_description_is_one_that_flower_accepts(theirs: Theirs) -> None:
