@@ -138,6 +138,7 @@ def test_an_app_learns_what_the_reference_engine_learns_and_goes_on_where_it_sto
         conduct(grid, other)
     conduct(AppGrid(told, *theirs.nodes), app, poll=0.01)
     assert equal_bits(load_checkpoint(begun).server, expected.server)
+    assert all(len(list(Path(node["home"], "runs").iterdir())) == 1 for node in theirs.nodes)  # one run for silos
 
 
 def test_a_private_run_is_paid_for_once_at_each_silo(tmp_path: Path) -> None:

