@@ -25,6 +25,7 @@ from fedloom.deployment.flower.conducting import conduct
 from fedloom.deployment.flower.folder import FlowerApp
 from fedloom.deployment.flower.nodes import AGAIN, KnownNodes, name_frame
 from fedloom.deployment.flower.seat import answer_at
+from fedloom.deployment.signing import Signatory
 from fedloom.deployment.status import silo_status
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.messages import answered
@@ -221,7 +222,10 @@ def test_a_new_silo_agrees_to_nothing_and_its_status_says_so(theirs: Theirs) -> 
     app = replace(theirs.app, rules=replace(PROMPT, minimum=2))
     with pytest.raises(FedloomError, match="1 of"):
         conduct(grid, app, poll=0.01)
-    found = silo_status(SiloDirectory.open(Path(node["home"])))
+    home = SiloDirectory.open(Path(node["home"]))
+    with pytest.raises(FedloomError, match="has no key to sign with"):
+        Signatory.of(home)
+    found = silo_status(home)
     assert (found["silo"], found["joined"]) == (node["silo"], False)
     (line,) = found["refused"]
     assert "policy.toml allows methods = none" in line
