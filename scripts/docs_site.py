@@ -38,6 +38,7 @@ OUTSIDE = {
         f"papers/{page.parent.name}-appendix.md": page.relative_to(ROOT)
         for page in sorted(ROOT.glob("papers/*/appendix.md"))
     },
+    "benchmarks.md": Path("benchmarks/README.md"),
     "contributing.md": Path("CONTRIBUTING.md"),
     "changelog.md": Path("CHANGELOG.md"),
 }

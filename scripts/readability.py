@@ -2,8 +2,8 @@
 
     python scripts/readability.py README.md docs/*.md [--revision COMMIT]
 
-Reading ease is 206.835 - 1.015 x words a sentence - 84.6 x syllables a word, of running text alone: 60 and more is plain,
-30 and less is hard. Syllables are groups of vowels, without a silent e at the end.
+Reading ease is 206.835 - 1.015 x words a sentence - 84.6 x syllables a word, of running text alone: 60 and
+more is plain, 30 and less is hard. Syllables are groups of vowels, without a silent e at the end.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ _OWN = {
         "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist"), public=True
     ),
     "charm": Source(
-        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/fissionvae.md says how to get it",
+        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/how-to/charm.md says how to get it",
         load_charm,
     ),
     "image-folders": Source(
