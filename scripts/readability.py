@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-CODE = re.compile(r"^```.*?^```|^ {4,}.*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^```.*?^```|^ {4,}[^\n]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 MARKUP = re.compile(r"^\s*(#+|[-*>]|\d+\.)\s|[`*_]", re.MULTILINE)
