@@ -12,6 +12,7 @@ from common import keep, show
 from fedloom.errors import ConfigError
 from fedloom.privacy.accounting import Gaussian, spent
 from fedloom.privacy.grids import SharedSum
+from fedloom.privacy.trust import Distributed
 
 DELTA = 1e-5
 CASES = {  # silos, records of all of them, numbers
@@ -27,7 +28,7 @@ def main() -> None:
     for case, (silos, units, size) in CASES.items():
         for bits in (16, 18, 20, 24, 28, 32, 36, 40):
             try:
-                grid = SharedSum(bits, silos, silos - 1, units, 1.0, 1.0, size).grid()
+                grid = SharedSum(bits, Distributed(silos), units, 1.0, 1.0, size).grid()
             except ConfigError:
                 rows.append({"case": case, "bits": bits, "noise_grows": "refused", "epsilon": "", "ratio": ""})
                 continue

@@ -32,7 +32,13 @@ from fedloom.sharing.merges import MERGES
 ROOT = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.
 OUTSIDE = {
+    "papers/index.md": Path("papers/README.md"),
     **{f"papers/{page.parent.name}.md": page.relative_to(ROOT) for page in sorted(ROOT.glob("papers/*/README.md"))},
+    **{
+        f"papers/{page.parent.name}-appendix.md": page.relative_to(ROOT)
+        for page in sorted(ROOT.glob("papers/*/appendix.md"))
+    },
+    "benchmarks.md": Path("benchmarks/README.md"),
     "contributing.md": Path("CONTRIBUTING.md"),
     "changelog.md": Path("CHANGELOG.md"),
 }

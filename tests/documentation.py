@@ -25,8 +25,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
     *sorted(ROOT.glob("docs/**/*.md")),
-    *sorted(ROOT.glob("papers/*/README.md")),
+    *sorted(ROOT.glob("papers/**/*.md")),
 ]
 MARK = re.compile(r"<!-- not run(?: \((?P<which>[^)]*)\))?: (?P<reason>[^>]{4,}?) -->\s*$")
 UNMARKED = {"papers": "the papers' protocols take minutes and need their data"}
@@ -71,7 +72,8 @@ def blocks(page: Path) -> Iterator[Block]:
     for token in tokens(page):
         if token.type in ("fence", "code_block"):
             mark = MARK.search(before)
-            reason, which = (mark["reason"], mark["which"] or "") if mark else (UNMARKED.get(page.parts[-3], ""), "")
+            unmarked = UNMARKED.get(page.relative_to(ROOT).parts[0], "")
+            reason, which = (mark["reason"], mark["which"] or "") if mark else (unmarked, "")
             spared = tuple(f"fedloom {name.strip().removeprefix('fedloom ')}" for name in which.split(",") if name)
             kind = token.info.split(" ")[0] or _kind(token.content)
             line = (token.map or [0])[0] + 1

@@ -27,6 +27,7 @@ CHARTER: dict[str, Any] = {
     "classes": [],
     "silos": dict.fromkeys(SILOS, "all"),
     "records": {},
+    "wire": "direct",
 }
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=10", f"rounds={ROUNDS}")
 Change = Callable[[dict[str, Any]], object]

@@ -21,7 +21,6 @@ from fedloom.objectives.proximal import Proximal
 from fedloom.presets import preset_names
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "papers/align-fl/README.md"
 DATASETS = ("mnist", "fashion-mnist")
 EPSILONS = ("1", "5", "10", "15", "20", "infinity")
 PENALTIES = ("0", "0.01", "0.05", "0.1", "0.5", "1")
@@ -123,7 +122,7 @@ def test_decoder_only_noise_is_the_papers_shortcut() -> None:
     assert (privacy.blocks, privacy.clipping, privacy.epsilon) == (("decoder",), "median", 10.0)
 
 
-@pytest.mark.parametrize("page", ["docs/align-fl.md", "papers/align-fl/README.md"])
+@pytest.mark.parametrize("page", ["docs/align-fl.md", "papers/align-fl/appendix.md"])
 def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     commands = re.findall(r"fedloom run ((?:align-fl|demo)[\w./-]*)((?: +[\w.]+=[^\s`]+)*)", text)

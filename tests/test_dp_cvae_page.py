@@ -14,7 +14,7 @@ import pytest
 from fedloom.config import load_config
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "papers/dp-cvae/README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "papers/dp-cvae/appendix.md").read_text(encoding="utf-8")
 ROWS = json.loads((ROOT / "benchmarks/results/dp_cvae-cpu.json").read_text(encoding="utf-8"))["rows"]
 HOUSE = ("moments", "refined_moments", "dp_cvae, linear")
 
@@ -120,7 +120,7 @@ def test_figures_against_epsilon_are_those_stored() -> None:
         assert cells == [accuracy(method=method, seed=11, **facts) for method in ("moments", "dp_cvae, linear")]
 
 
-@pytest.mark.parametrize("page", ["docs/dp-cvae.md", "papers/dp-cvae/README.md"])
+@pytest.mark.parametrize("page", ["docs/dp-cvae.md", "papers/dp-cvae/appendix.md"])
 def test_commands_on_pages_name_presets_and_settings_that_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     commands = re.findall(r"fedloom run (dp-cvae[\w./-]*)((?: +[\w.]+=[^\s`]+)*)", text)

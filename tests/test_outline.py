@@ -96,8 +96,16 @@ def test_a_federation_is_printed_by_names_and_counts() -> None:
         "Silo(name='silo-0', train=Records(x=float32 (3, 6), y=int64 (3,), group=int64 (3,), subject=None, "
         "attributes=None, home=None, kind=''), validation=None)"
     )
-    assert str(federation).startswith("Federation(name='tiny', silos=2 x Silo, test=Records(x=float32 (3, 6), ")
-    assert "groups=2 x str, classes=none" in str(federation)
+    assert repr(federation).startswith("Federation(name='tiny', silos=2 x Silo, test=Records(x=float32 (3, 6), ")
+    assert "groups=2 x str, classes=none" in repr(federation)
+    assert str(federation).splitlines() == [
+        "tiny: 2 silos",
+        "5 vectors of shape 6, 3 held out",
+        "groups: a, b; 0 classes",
+        "silo    records  groups  labels",
+        "silo-0  3        a       0",
+        "silo-1  2        b       0",
+    ]
 
 
 @pytest.mark.parametrize("kind", [Silo, Result])

@@ -20,4 +20,4 @@ def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_stays_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 90

@@ -16,7 +16,7 @@ from fedloom.cli.beginning import FiveAnswers, FoundData, FoundKind, Place, base
 from fedloom.config import load_config
 from fedloom.presets import preset_names
 
-FEW = ("rounds=1", "local.steps=1", "local.warmup=0", "evaluation.metrics=[]")
+FEW = ("rounds=1", "local.steps=1", "local.warmup=0", "evaluation.metrics=[]", "evaluation.samples=20")
 
 
 def pictures(folder: Path) -> Path:
@@ -45,15 +45,19 @@ def rows(folder: Path) -> Path:
     return folder / "tables"
 
 
-@pytest.mark.parametrize("make", [pictures, vectors, rows])
-def test_what_it_writes_runs_as_it_is(make: Callable[[Path], Path], fedloom: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "few"), [(pictures, (*FEW, "method.widths=[4, 8]", "method.steps=1")), (vectors, FEW), (rows, FEW)]
+)
+def test_what_it_writes_runs_as_it_is(
+    make: Callable[[Path], Path], few: tuple[str, ...], fedloom: Command, tmp_path: Path
+) -> None:
     data, out = make(tmp_path / "data") if make is pictures else make(tmp_path), tmp_path / "mine.toml"
     result = fedloom("init", "--data", data, "--out", out, "--yes")
     assert result.exit_code == 0, result.output
     assert f"fedloom run {out}" in result.stdout
     assert load_config(out).data.path == str(data)
     assert load_config(out).name == "mine"
-    run = fedloom("run", out, *FEW, "--out", tmp_path / "run")
+    run = fedloom("run", out, *few, "--out", tmp_path / "run")
     assert run.exit_code == 0, run.output
 
 

@@ -76,7 +76,7 @@ def test_what_a_child_warned_of_since_the_last_look_is_told_once(tmp_path: Path)
 
 
 def silo_home(tmp_path: Path) -> SiloDirectory:
-    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2), wire="flower")
     return SiloDirectory.create(tmp_path / "home", Invitation("north", charter, "none"))
 
 

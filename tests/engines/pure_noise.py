@@ -243,6 +243,7 @@ def side_by_side(folder: Path) -> Sent:
 def deployed(folder: Path, *overrides: str) -> Sent:
     """A silo's service with noise from the operating system, asked for the rounds of two runs."""
     home, name, config = folder / "home", FEDERATION.silos[1].name, config_of(*overrides)
+    home.mkdir()
     service = SiloService(home, remote(FEDERATION, 1), 1, lambda _: None, lambda *_: Grant(math.inf))
     method = Experiment.of(config, FEDERATION).method
     blocks = {key: packed(part) for key, part in initial_state(method, FEDERATION, config).server.blocks.items()}

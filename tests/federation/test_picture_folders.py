@@ -75,10 +75,12 @@ def test_a_scan_names_its_patient_who_may_be_at_two_silos(tmp_path: Path) -> Non
 
 
 def test_settings_of_pictures_are_refused_where_there_are_none() -> None:
-    for settings in ({"size": 8}, {"mode": "grey"}, {"window": (0.0, 1.0)}, {"subjects": "dicom"}, {"crop": "pad"}):
+    for settings in ({"size": 8}, {"mode": "colour"}, {"window": (0.0, 1.0)}, {"subjects": "dicom"}, {"crop": "pad"}):
         config = DataConfig(source="mnist-sample", **settings)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=rf"data\.{next(iter(settings))} = .* 'mnist-sample' has none"):
             build_federation(config, Streams(0))
+    asked_of_what_they_are = DataConfig(source="mnist-sample", size=28, mode="grey")
+    assert build_federation(asked_of_what_they_are, Streams(0)).shape == (1, 28, 28)
 
 
 @pytest.fixture

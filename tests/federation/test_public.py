@@ -8,7 +8,14 @@ from fedloom.config import DataConfig, OutliersConfig
 from fedloom.federation.sources import SOURCES, is_public
 
 MNIST = {"mnist-sample", "fashion-mnist-sample", "mnist", "fashion-mnist"}
-PUBLIC = MNIST | {"mixed-mnist-sample", "mixed-mnist", "mnist-frequencies", "fashion-frequencies", "adult-sample"}
+PUBLIC = MNIST | {
+    "mixed-mnist-sample",
+    "mixed-mnist",
+    "mnist-frequencies",
+    "fashion-frequencies",
+    "adult-sample",
+    "images",
+}
 
 
 def test_the_samples_and_what_the_package_downloads_are_public_and_what_people_bring_is_not() -> None:
@@ -20,6 +27,7 @@ def test_the_samples_and_what_the_package_downloads_are_public_and_what_people_b
     [
         (DataConfig(source="npz", path="own.npz"), False),
         (DataConfig(source="npz", path="own.npz", public=True), True),
+        (DataConfig(source="images", path="own"), False),
         (DataConfig(outliers=OutliersConfig(source="fashion-mnist-sample")), True),
         (DataConfig(outliers=OutliersConfig(source="npz", path="own.npz")), False),
         (DataConfig(source="npz", outliers=OutliersConfig(source="mnist-sample")), False),

@@ -21,10 +21,11 @@ from fedloom.privacy.accounting import Gaussian, spent
 from fedloom.privacy.discrete_gaussian import discrete_gaussian
 from fedloom.privacy.grids import FARTHEST, SMOOTH, Grid, SharedSum
 from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise
+from fedloom.privacy.trust import Distributed
 from fedloom.streams import Streams
 
 NOW = NoiseKey(0, 1, 0, "test")
-SMALL = SharedSum(bits=20, silos=5, enough=4, units=500, bound=1.0, multiplier=1.0, size=10)
+SMALL = SharedSum(bits=20, trust=Distributed(5), units=500, bound=1.0, multiplier=1.0, size=10)
 
 
 def chances(sigma: float, most: int) -> np.ndarray:
@@ -119,7 +120,9 @@ def test_noise_of_a_stream_is_the_same_again_and_that_of_the_system_never() -> N
 )
 def test_no_sum_can_overflow(bits, silos, units, bound, multiplier, size, data) -> None:  # type: ignore[no-untyped-def]
     """However the units are spread over the silos, the most that all can come to together is below half the ring."""
-    shared = SharedSum(bits, silos, data.draw(st.integers(1, silos - 1)), silos * units, bound, multiplier, size)
+    shared = SharedSum(
+        bits, Distributed(silos, data.draw(st.integers(0, silos - 2))), silos * units, bound, multiplier, size
+    )
     try:
         grid = shared.grid()
     except ConfigError:

@@ -1,4 +1,4 @@
-"""docs/privacy.md against the code: settings, presets, methods, commands."""
+"""The pages about privacy against the code: settings, presets, methods, commands, tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedloom.presets import preset_names
 
 NAMES = re.compile(r"`([^`]+)`")
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+PAGES = ("privacy.md", "reference/privacy.md", "reference/threats.md", "how-to/audit.md")
+PAGE = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_every_setting_is_explained_and_no_other() -> None:

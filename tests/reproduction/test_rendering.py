@@ -277,9 +277,29 @@ def test_the_bound_of_figure_6_needs_no_run(tmp_path: Path) -> None:
 
 def test_the_page_about_reproduction_lists_every_table() -> None:
     page = (PAPERS.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|.+?\| (`.+`) \| \[README.md\]\(\.\./papers/([\w-]+)/", page, re.MULTILINE)
-    listed = {f"{paper}/{table}" for tables, paper in rows for table in re.findall(r"`([^`]+)`", tables)}
-    assert {f"fissionvae/table{number}" for number in (1, 2, 3)} < listed == set(table_names())
+    rows = re.findall(r"^\|.*?\| (`.+`) \| \[(\w+\.md)\]\(\.\./papers/([\w-]+)/", page, re.MULTILINE)
+    listed = {f"{paper}/{table}": file for tables, file, paper in rows for table in re.findall(r"`([^`]+)`", tables)}
+    assert {f"fissionvae/table{number}" for number in (1, 2, 3)} < set(listed) == set(table_names())
+    for name, file in listed.items():
+        table = load_table(name)
+        assert page_of(PAPERS / table.paper, table).name == file
+
+
+@pytest.mark.parametrize("page", sorted(PAPERS.glob("*/README.md")), ids=lambda page: page.parent.name)
+def test_a_papers_page_is_one_screen(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1000
+    assert (page.parent / "appendix.md").is_file() or page.parent.name == "fission-flow"
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("/summary")])
+def test_a_summary_has_six_columns_and_no_row_without_a_result(name: str) -> None:
+    table = load_table(name)
+    text = render(table, Results.read(PAPERS / table.paper / "results"), PAPERS / table.paper)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert {len(row) for row in rows[:1] + rows[2:]} == {len(rows[0])} <= {5, 6}
+    assert [row[-1] for row in rows] == ["seeds", rows[1][-1], *["3"] * len(table.rows)]
+    assert "Measured on" not in text
 
 
 def test_a_column_that_no_file_tells_of_is_named(paper: Path) -> None:

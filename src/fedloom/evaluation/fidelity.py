@@ -26,6 +26,7 @@ from fedloom.methods.pair_counts import PairCounts
 from fedloom.modalities.schema import Schema
 from fedloom.modalities.table import schema_of
 from fedloom.models.product_mixture import own_column, record_count
+from fedloom.outline import in_outline
 from fedloom.runs.metrics import metric_key
 
 WIDTHS = 14  # of each family, from its narrowest to one that explains the largest difference
@@ -39,6 +40,8 @@ FOLDED = math.sqrt(2 / math.pi)  # the mean absolute value of a standard normal 
 @dataclass(frozen=True, eq=False)
 class Cells:
     """Some counts that differ, by how much as far as is known, and what each is expected to hold."""
+
+    __repr__ = in_outline
 
     seen: Tensor  # differences with noise
     deviation: Tensor  # of the noise

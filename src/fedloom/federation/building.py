@@ -37,7 +37,8 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     federation = replace(federation, described=config)
     if config.layout == "centralised":
         return federation.centralised()
-    return replace(federation, redealt=dataset.owners) if anew else federation
+    lost = dataset.owners if anew and len(dataset.owners) > 1 else ()  # one holder's records are nobody else's
+    return replace(federation, redealt=lost)
 
 
 def redealt(federation: Federation) -> str:

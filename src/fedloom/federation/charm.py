@@ -35,5 +35,5 @@ def locate(path: str = "") -> Path:
             return file
     raise DataError(
         f"CHARM is not on this machine (looked for {' and '.join(map(str, candidates))}); "
-        "docs/fissionvae.md says how to assemble it or a stand-in, and data.path can name the file"
+        "docs/how-to/charm.md says how to assemble it or a stand-in, and data.path can name the file"
     )

@@ -21,6 +21,11 @@ def shown_federation(federation: Federation) -> Shown:
 
 def _row(federation: Federation, silo: Silo) -> tuple[str, ...]:
     labels = sorted(set(silo.train.y.tolist()))
-    known = [federation.classes[label] for label in labels if label >= 0]
+    known = [_class_name(federation, label) for label in labels if label >= 0]
     some = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
     return silo.name, f"{len(silo):,}", ", ".join(federation.groups[group] for group in silo.groups), some
+
+
+def _class_name(federation: Federation, label: int) -> str:
+    """Numbers stand for themselves where nobody named the classes."""
+    return federation.classes[label] if federation.classes else str(label)

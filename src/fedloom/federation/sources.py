@@ -43,6 +43,7 @@ FASHION_CLASSES = tuple(
 )
 KEPT = 8  # frequencies along each side
 OF_PICTURES = ("size", "crop", "mode", "window", "subjects", "columns")  # settings
+MODES = {1: "grey", 3: "colour"}  # by the number of channels
 CLASSES = {"mnist": MNIST_CLASSES, "fashion-mnist": FASHION_CLASSES}
 
 
@@ -63,14 +64,15 @@ class Source:
             return _OWN[self.stand_in].load("")
         if self.pictures is not None:
             return self.pictures(config.path, Layout(PictureRule.of(config), config.subjects, config.columns))
-        usual = DataConfig()
+        usual, dataset = DataConfig(), self.load(config.path)
+        already = {"size": dataset.train.shape[-1], "mode": MODES.get(dataset.train.shape[0])}  # as a preset asks
         for name in OF_PICTURES:
-            if (value := getattr(config, name)) != getattr(usual, name):
+            if (value := getattr(config, name)) not in (getattr(usual, name), already.get(name)):
                 raise ConfigError(
                     f"data.{name} = {value!r} is for pictures in files of their own, and data.source = "
                     f"'{config.source}' has none"
                 )
-        return self.load(config.path)
+        return dataset
 
 
 def _domain(name: str, group: str, read: Callable[[str, str], NDArray[np.uint8]]) -> Dataset:
@@ -152,7 +154,7 @@ _OWN = {
         "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist"), public=True
     ),
     "charm": Source(
-        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/fissionvae.md says how to get it",
+        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/how-to/charm.md says how to get it",
         load_charm,
     ),
     "image-folders": Source(

@@ -18,6 +18,7 @@ from torch.nn import functional
 from fedloom.errors import ConfigError
 from fedloom.models.convolutional import require_images
 from fedloom.models.networks import route_all
+from fedloom.outline import in_outline
 
 NORM_GROUPS = 8  # at most; fewer where they do not divide a width
 FREQUENCIES = 32  # of the waves by which the network sees the time
@@ -62,6 +63,8 @@ class UNetSize:
 @dataclass(frozen=True)
 class Guide:
     """What residual blocks know beside the image: of each example a row, and which channels dropout keeps of it."""
+
+    __repr__ = in_outline
 
     row: Tensor
     kept: Tensor | None  # (examples, channels of all blocks), 0 or 1 / (1 - dropout)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy.discrete_gaussian import FARTHEST, LARGEST, WordSource, discrete_gaussian
+from fedloom.privacy.trust import Distributed
 from fedloom.secure.words import Integers
 
 SMOOTH = 2.0  # r above
@@ -43,8 +44,7 @@ class SharedSum:
     """A sum over silos, of which each adds a share of the noise: all that is public about it."""
 
     bits: int  # of the numbers that are summed
-    silos: int
-    enough: int  # silos whose noise suffices
+    trust: Distributed
     units: int  # of all silos together, each of which adds at most ``bound``
     bound: float
     multiplier: float  # standard deviation of the noise that suffices, in bounds, as it is charged
@@ -52,10 +52,10 @@ class SharedSum:
 
     def grid(self) -> Grid:
         """The finest grid, of a power of two, on which no sum can overflow."""
-        root, rise = math.sqrt(self.size), 1 / math.sqrt(self.enough)
-        room = (2 ** (self.bits - 1) - 1) / self.silos
+        root, rise = math.sqrt(self.size), self.trust.share
+        room = (2 ** (self.bits - 1) - 1) / self.trust.silos
         fixed = 2 + FARTHEST * max(rise * (self.multiplier * root + SMOOTH), LEAST)
-        each = self.bound * ((1 + SLACK) * self.units / self.silos + FARTHEST * rise * self.multiplier)
+        each = self.bound * ((1 + SLACK) * self.units / self.trust.silos + FARTHEST * rise * self.multiplier)
         if room <= fixed:
             raise ConfigError(self._too_coarse("no grid at all"))
         exponent = math.floor(math.log2((room - fixed) / each))
@@ -69,7 +69,7 @@ class SharedSum:
     def _too_coarse(self, what: str) -> str:
         return (
             f"privacy.bits = {self.bits} leaves {what} for a sum of {self.size} numbers over {self.units} records or "
-            f"subjects of {self.silos} silos; give more bits, at most {EXACT}"
+            f"subjects of {self.trust.silos} silos; give more bits, at most {EXACT}"
         )
 
 
@@ -85,12 +85,12 @@ class Grid:
     @property
     def effective(self) -> float:
         """The multiplier of continuous noise that is no more private than the noise of those that suffice."""
-        return math.sqrt(self.sum.enough * self.sigma**2 - SMOOTH**2) / self.sensitivity
+        return math.sqrt(self.sum.trust.enough * self.sigma**2 - SMOOTH**2) / self.sensitivity
 
     @property
     def loss(self) -> float:
         """By how much the noise of those that suffice is larger than continuous noise would have to be."""
-        noise = math.sqrt(self.sum.enough) * math.ldexp(self.sigma, -self.exponent)
+        noise = math.sqrt(self.sum.trust.enough) * math.ldexp(self.sigma, -self.exponent)
         return noise / (self.sum.multiplier * self.sum.bound) - 1
 
     def most(self, units: int) -> int:

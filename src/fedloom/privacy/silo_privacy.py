@@ -203,7 +203,7 @@ class SiloPrivacy:
     def _grid(self, bound: float, multiplier: float, size: int) -> Grid:
         assert isinstance(self.trust, Distributed)
         units = sum(partner.units for partner in self.partners)
-        shared = SharedSum(self.settings.bits, self.trust.silos, self.trust.enough, units, bound, multiplier, size)
+        shared = SharedSum(self.settings.bits, self.trust, units, bound, multiplier, size)
         return shared.grid()
 
     @property

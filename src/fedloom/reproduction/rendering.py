@@ -1,4 +1,4 @@
-"""Tables as Markdown, from declarations and result files alone, put between two marks of a paper's README."""
+"""Tables as Markdown, from declarations and result files alone, put between two marks of a page of a paper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def marks(name: str) -> tuple[str, str]:
 
 
 def page_of(paper: Path, table: Table) -> Path:
-    """The page in a paper's folder that has a place for the table: its README, or another beside it."""
+    """The page in a paper's folder that has a place for the table: its README, its appendix, or another beside them."""
     start, end = marks(table.name)
     try:
         for page in sorted(paper.glob("*.md")):
@@ -38,8 +38,8 @@ def page_of(paper: Path, table: Table) -> Path:
         raise ConfigError(f"cannot read {paper}: {error.strerror}") from error
     if not paper.is_dir():
         raise ConfigError(f"there is no folder {paper}; --papers names the folder of all papers")
-    readme = paper / "README.md"
-    raise ConfigError(f"{readme} has no place for '{table.name}': write '{start}' and, below it, '{end}' there")
+    appendix = paper / "appendix.md"
+    raise ConfigError(f"{appendix} has no place for '{table.name}': write '{start}' and, below it, '{end}' there")
 
 
 def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
@@ -104,23 +104,23 @@ def _part(table: Table, part: Part, results: Results, paper: Path) -> RenderedPa
     done = [result for line in lines for result in line.results]
     usual = next((place for place, _ in Counter(map(_place, done)).most_common(1)), "")
     paths = {f"{figure.shows}: {part.title}": figure.path(paper, part) for figure in FIGURES}
+    details = () if table.brief else ("seconds a run", "command")
     return RenderedPart(
         part.title,
         part.about,
-        headers=("row", *titles, "seeds", "seconds a run", "command"),
+        headers=("row", *titles, "seeds", *details),
         rows=[
             (
                 line.row.name,
                 *(line.cell(column) for column in columns),
                 *(ratio.cell(line) for ratio in ratios),
                 line.seeds,
-                line.seconds(usual),
-                f"`{line.row.command or f'fedloom reproduce {table.name}'}`",
+                *((line.seconds(usual), line.command) if details else ()),
             )
             for line in lines
         ],
         orders=_orders(table, lines),
-        machines=Counter(map(_machine, done)),
+        machines=Counter(map(_machine, done)) if details else {},
         pictures={title: path.relative_to(paper) for title, path in paths.items() if path and path.is_file()},
     )
 
@@ -144,6 +144,11 @@ class Line:
     def seeds(self) -> str:
         """How many repetitions there are."""
         return str(len(self.results)) if self.results else NOTHING
+
+    @property
+    def command(self) -> str:
+        """What carries the row out."""
+        return f"`{self.row.command or f'fedloom reproduce {self.table.name}'}`"
 
     def seconds(self, usual: str) -> str:
         """Of a run, training and measuring, in the mean; with its devices where those are not the usual ones alone."""

@@ -117,6 +117,7 @@ class Table:
     evaluation: dict[str, Any] = field(default_factory=dict)  # on top of the presets' own
     downstream: bool = False  # heads and mixtures are measured as well
     audit: bool = False  # the exposure of outliers as well, of the first seed: it takes as long as all metrics
+    brief: bool = False  # without devices, seconds and commands: for the one screen that says what was found
     compared: tuple[str, ...] = ()  # titles of two columns, published and measured, to be compared in order and ratio
     curve: Drawing = field(default_factory=Drawing)
 

@@ -20,7 +20,7 @@ from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.streams import Streams
 from local_grid import Deployment, Handler
-from support import equal_bits, names_in, tiny_config
+from support import NARROW, equal_bits, names_in, tiny_config
 
 DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.accountant=filter")
 ALIGN = ("method.name=align_fl", "server.samples=32", "server.epochs=1")
@@ -32,8 +32,7 @@ CASES = {
     "labelled images from a flow": (
         "method.name=fission_flow",
         "method.told=['group', 'label']",
-        "method.widths=[4, 8]",
-        "method.attention=0",
+        *NARROW["fission_flow"],
     ),
     "noisy counts of classes": ("method.name=class_vae", *DP, "local.batch_size=8"),
     "trimmed mean": ("method.name=fedvae", "server.merge.name=trimmed-mean", "sharing.weights=equal"),

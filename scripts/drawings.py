@@ -1,0 +1,223 @@
+"""Draw the pictures of the documentation anew: the SVGs of docs/images, and the samples at the head of the README.
+
+    python scripts/drawings.py
+
+A drawing is a list of boxes, arrows and words on a grid of its own; colours follow the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+LINE = 18  # between lines of words
+STYLE = """
+text { font: 14px sans-serif; fill: #1f2933; text-anchor: middle }
+.small { font-size: 12px; fill: #52606d }
+.left { text-anchor: start }
+rect { fill: #f5f7fa; stroke: #7b8794; rx: 8 }
+.open { fill: #e0f2f1; stroke: #00897b }
+.home { fill: #fff3e0; stroke: #ef6c00 }
+.bare { fill: none; stroke-dasharray: 5 4 }
+path { fill: none; stroke: #52606d; stroke-width: 1.5; marker-end: url(#tip) }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e4e7eb } .small { fill: #b8c2cc } rect { fill: #27303a } path { stroke: #b8c2cc }
+  .open { fill: #10403c } .home { fill: #4a2c0a } .bare { fill: none }
+}"""
+
+
+def _text(words: str, x: float, y: float, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(words)}</text>'
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle with words in its middle: the first line in plain letters, the others small."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    words: str
+    kind: str = ""  # open: seen by the server; home: stays at the silo; bare: a frame around others
+
+    def svg(self) -> str:
+        rectangle = f'<rect class="{self.kind}" x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}"/>'
+        lines = self.words.split("\n")
+        top = self.y + 20 if self.kind == "bare" else self.y + self.height / 2 - (len(lines) - 1) * LINE / 2 + 5
+        middle = self.x + self.width / 2
+        return rectangle + "".join(
+            _text(line, middle, top + place * LINE, "small" if place else "") for place, line in enumerate(lines)
+        )
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A straight way from one point to another, with words beside its middle."""
+
+    x: int
+    y: int
+    to_x: int
+    to_y: int
+    words: str = ""
+
+    def svg(self) -> str:
+        way = f'<path d="M{self.x} {self.y} L{self.to_x} {self.to_y}"/>'
+        x, y = (self.x + self.to_x) / 2, (self.y + self.to_y) / 2 - 7
+        return way + _text(self.words, x, y, "small")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Small words that begin at a point."""
+
+    x: int
+    y: int
+    words: str
+
+    def svg(self) -> str:
+        return _text(self.words, self.x, self.y, "small left")
+
+
+Drawing = tuple[str, int, int, list[Box | Arrow | Note]]  # what it shows, width, height, and its parts
+
+
+def idea() -> Drawing:
+    """A method is a choice of four parts, and privacy stands around any of them."""
+    parts = ("model blocks\nencoder, decoder,\ngenerator ...", "local step\nwhat trains on what,\nby which loss")
+    more = ("sharing plan\nwho has the same copy\nof each block", "server step\nmean, or learn\nfrom samples")
+    boxes = [Box(30 + 180 * place, 60, 150, 90, words, "open") for place, words in enumerate((*parts, *more))]
+    crosses = [Box(187 + 180 * place, 95, 16, 20, "x", "none") for place in range(3)]
+    frame = Box(10, 10, 740, 160, "a method, inside a privacy mechanism if there is one", "bare")
+    return "The one idea: a method is four parts", 760, 180, [frame, *boxes, *crosses]
+
+
+def one_round() -> Drawing:
+    """What a server and a silo do in turn."""
+    server = Box(20, 40, 220, 250, "server", "bare")
+    silo = Box(520, 40, 220, 250, "silo: records stay here", "bare")
+    return (
+        "One round of a federation",
+        760,
+        310,
+        [
+            *(server, silo),
+            Box(40, 75, 180, 44, "1 draw participants", "open"),
+            Box(540, 75, 180, 44, "3 pay the ledger, train", "home"),
+            Box(540, 150, 180, 60, "4 update\ndeclared blocks, payloads", "open"),
+            Box(40, 160, 180, 50, "5 check, merge by scope", "open"),
+            Box(40, 230, 180, 44, "6 server step, measure", "open"),
+            Arrow(222, 97, 536, 97, "2 blocks that the sharing plan sends down"),
+            Arrow(630, 120, 630, 148),
+            Arrow(536, 182, 224, 186, "egress guard: nothing undeclared passes"),
+            Arrow(130, 212, 130, 228),
+        ],
+    )
+
+
+def engines() -> Drawing:
+    """The same round in three places."""
+    names = (
+        ("reference\nthe plain loop", "one silo after the other\nthe truth for the others"),
+        ("fused\none batched program", "all silos of a round at once\nequal up to rounding"),
+        ("federation\nmachines of their own", "the same round over a wire\nrecords stay where they are"),
+    )
+    parts: list[Box | Arrow | Note] = [Box(280, 15, 200, 50, "one experiment file\nrun.toml", "open")]
+    for place, (name, about) in enumerate(names):
+        left = 20 + 250 * place
+        parts += [
+            Arrow(380, 67, left + 110, 108),
+            Box(left, 110, 220, 56, name),
+            Box(left, 176, 220, 56, about, "none"),
+        ]
+    return "Three engines, one result", 760, 250, parts
+
+
+def leaves() -> Drawing:
+    """What a silo keeps, and what may go through its door."""
+    return (
+        "What leaves a silo",
+        760,
+        270,
+        [
+            Box(20, 20, 330, 230, "silo", "bare"),
+            Box(40, 55, 290, 40, "records, labels, subjects", "home"),
+            Box(40, 105, 290, 40, "blocks of scope SILO", "home"),
+            Box(40, 155, 290, 40, "losses, metrics against records", "home"),
+            Box(40, 203, 290, 36, "ledger, keys, coins and noise", "home"),
+            Box(400, 100, 110, 70, "egress guard\nthe one door"),
+            Arrow(352, 135, 398, 135),
+            Box(560, 40, 180, 50, "blocks that go up\nGLOBAL, GROUP, UPLOAD", "open"),
+            Box(560, 110, 180, 50, "payloads\ndeclared, and paid for", "open"),
+            Box(560, 180, 180, 50, "statement\nwhat it cost, signed", "open"),
+            *(Arrow(512, 135, 556, y) for y in (66, 135, 204)),
+        ],
+    )
+
+
+def house() -> Drawing:
+    """The rooms; imports run downwards only."""
+    floors = (
+        "cli, studio\nwhat people call and see",
+        "workflow, reproduction, sweep, audit, downstream, deployment, certificate\nwhat commands do with runs",
+        "experiment, reports, release\none experiment, and what is handed on",
+        "engines, evaluation, operations\nwhere it runs, how good it is",
+        "methods, runs\nthe recipes, and what remains of a run",
+        "models, objectives, sharing, privacy\nwhat is learned, given to whom, at what cost",
+        "federation, backbones, secure\nwho holds what, and sums of which nobody sees the parts",
+        "modalities, config, streams, registry\nwhat a record is, and what was asked for",
+    )
+    boxes = [Box(60, 15 + 54 * place, 680, 46, words) for place, words in enumerate(floors)]
+    return "The house: imports run downwards", 760, 460, [*boxes, Arrow(30, 20, 30, 425), Note(8, 448, "imports")]
+
+
+def svg(drawing: Drawing) -> str:
+    """A drawing as a file of its own."""
+    title, width, height, parts = drawing
+    tip = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+        f"<title>{escape(title)}</title><style>{STYLE}\n.none {{ fill: none; stroke: none }}</style>"
+        f'<defs>{tip}<path d="M0 0 L8 4 L0 8 z" style="fill:#7b8794;stroke:none"/></marker></defs>'
+        + "\n".join(part.svg() for part in parts)
+        + "</svg>\n"
+    )
+
+
+DRAWINGS = {"idea": idea, "round": one_round, "engines": engines, "leaves": leaves, "house": house}
+SHEETS = ROOT / "papers" / "fissionvae" / "figures"
+# Panels of the sheets: the corner of their first image.
+PANELS = (
+    ("table1-mixed-mnist-federated.png", (494, 14)),  # FedVAE
+    ("table1-mixed-mnist-federated.png", (0, 280)),  # FissionVAE+D
+    ("best.png", (0, 280)),  # ours
+)
+SIDE, ROWS, GAP = 30, 4, 14  # of an image with its edge, images on top of each other, between panels
+
+
+def samples() -> Image.Image:
+    """Four rows of six clothes and as many digits of each panel."""
+    width = 10 * SIDE
+    sheet = Image.new("L", (len(PANELS) * (width + GAP) - GAP, ROWS * SIDE), 255)
+    for place, (name, (left, top)) in enumerate(PANELS):
+        with Image.open(SHEETS / name) as picture:
+            for half, start in enumerate((left, left + 242)):
+                part = picture.convert("L").crop((start, top, start + width // 2, top + ROWS * SIDE))
+                sheet.paste(part, (place * (width + GAP) + half * width // 2, 0))
+    return sheet
+
+
+def main() -> None:
+    """Write all of them."""
+    for name, drawn in DRAWINGS.items():
+        (IMAGES / f"{name}.svg").write_text(svg(drawn()), encoding="utf-8")
+    samples().save(IMAGES / "samples.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
