@@ -76,7 +76,7 @@ def test_what_a_child_warned_of_since_the_last_look_is_told_once(tmp_path: Path)
 
 
 def silo_home(tmp_path: Path) -> SiloDirectory:
-    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2), wire="flower")
+    charter = Charter(name="x", address="h:1", silos={"north": "all"}, shape=(1, 2, 2))
     return SiloDirectory.create(tmp_path / "home", Invitation("north", charter, "none"))
 
 
@@ -84,7 +84,7 @@ def test_a_silo_that_cannot_start_all_its_processes_keeps_none(tmp_path: Path, m
     child = sleeper(tmp_path, 60)
     monkeypatch.setattr(Joining, "_worker", lambda _: child)
     monkeypatch.setattr(Joining, "_node", lambda _: Child("node", ["no such command"], tmp_path / "log", {}))
-    joining = Joining(silo_home(tmp_path), tmp_path, print)
+    joining = Joining(silo_home(tmp_path), tmp_path, print, apart=True)
     with pytest.raises(FileNotFoundError):
         joining.__enter__()
     assert child.process is not None
@@ -113,7 +113,7 @@ def test_the_worker_writes_into_the_registry_and_the_node_does_not_see_its_key(
     children: list[Child] = []
     monkeypatch.setattr(Household, "add", lambda _, child: (children.append(child), child)[1])
     for number, own in enumerate((registry, tmp_path / "of a demonstration")):
-        with Joining(silo_home(tmp_path / f"silo-{number}"), tmp_path, print, own):
+        with Joining(silo_home(tmp_path / f"silo-{number}"), tmp_path, print, own, apart=True):
             worker, node = children[-2:]
         assert worker.environment["FEDLOOM_REGISTRY"] == str(own)
         assert f"--bind {own} {own}" in " ".join(worker.command)
