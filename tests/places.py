@@ -38,6 +38,7 @@ DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "
 METHODS = {
     "fissionvae-d": ("method.name=fissionvae",),
     "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),
+    "moves in one byte": ("method.name=fissionvae", "sharing.compression=int8", "rounds=3"),
     "dp-sgd": ("method.name=fedvae", *DP),
 }
 POLICY = """\
