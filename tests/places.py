@@ -18,6 +18,7 @@ import tomli_w
 from fedloom.config import Config
 from fedloom.deployment.conducting import conductor_of
 from fedloom.deployment.demo import Neighbourhood, running, settle
+from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
 from fedloom.deployment.tail import resume_at, run_at
@@ -198,6 +199,19 @@ class Place:
             return online == len(self.joined) and all(map(_lives, self.joined))
 
         wait_for(there, "all silos are there")
+
+
+def refusal(home: SiloDirectory, data: Path) -> str:
+    """What a silo says that cannot join."""
+    said: list[str] = []
+
+    def told(joining: Joining) -> bool:
+        joining.tend()
+        return any(line.startswith("node") for line in said)
+
+    with Joining(home, data, said.append, apart=True) as joining:
+        wait_for(lambda: told(joining), "the silo says that it cannot join")
+        return "\n".join([*said, joining.node.last_words(5)])
 
 
 def _lives(silo: Joining) -> int:
