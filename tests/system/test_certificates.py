@@ -83,7 +83,8 @@ def test_a_silo_whose_certificate_has_ended_comes_back_by_another_invitation(pla
     place.said.clear()
     given(place, silo, -60.0)
     wait_for(lambda: any("join with that" in line for line in place.said), "it is told")
-    assert conductor_of(server).silos()[silo.home.name]["there"] != "online"
+    online = {name for name, known in conductor_of(server).silos().items() if known["there"] == "online"}
+    assert online == {other.home.name for other in place.joined} - {silo.home.name}
     silo.home.invited(Invitation.read(server.invite(silo.home.name)))
     os.kill(pid(silo.node), 9)
     place.wait_until_all_are_there()
