@@ -6,7 +6,8 @@ Every process is one of a deployment on the direct wire, with TLS; hub, executor
 killed with SIGKILL, one at a time, at random moments. With ``--private`` the silos pay for every round from ledgers of
 their own, with noise that cannot be repeated. At the end the run must be whole: every round, with every silo; what each
 silo's log says has left, the server has taken, or it was made again and paid for again; and each ledger holds a charge
-for each round.
+for each round, and an epsilon of at least what left. After each kill nothing else is killed until the victim's place is
+filled and all silos are there again: the time of that is its recovery.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import os
 import random
 import signal
 import sqlite3
+import statistics
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,10 @@ from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import run_at
 from fedloom.engines.flower.rules import RoundRules
+from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
+from fedloom.privacy.ledger import read_accounts
+from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.runs.files import read_lines
 from fedloom.streams import Streams
 
@@ -48,7 +55,7 @@ def setting(silos: int, rounds: int, *, private: bool) -> tuple[Config, str]:
         model = ["model.hidden=[4]", "model.latent=2", "participation.rate=1.0", "evaluation.metrics=[]"]
         config = load_config("demo", ["method.name=fedvae", *text, *model, "engine.name=reference"])
         policy = policy.replace(
-            'privacy = "none"', 'privacy = "dp-sgd"\nmax_epsilon = 1e6\nmax_delta = 0.1\npace = 0.0'
+            'privacy = "none"', 'privacy = "dp-sgd"\nmax_epsilon = 16.0\nmax_delta = 0.1\npace = 0.0'
         )
     return config, policy
 
@@ -72,42 +79,88 @@ def _number(child: Child) -> int:
     return child.process.pid if child.process and child.process.poll() is None else 0
 
 
-def killing(
-    serving: Any, joined: list[Joining], kills: int, pause: float, over: threading.Event, seed: int
-) -> Counter[str]:
-    """Kill something every so often until the run is over; how often what was."""
-    chance, done = random.Random(seed), Counter[str]()
-    while sum(done.values()) < kills and not over.wait(pause * (0.5 + chance.random())):
-        found = victims(serving, joined)
-        kind = chance.choice(sorted(found))
-        try:
-            os.kill(chance.choice(found[kind]), signal.SIGKILL)
-        except ProcessLookupError:  # it has ended by itself
-            continue
-        done[kind] += 1
-    return done
+Recoveries = dict[str, list[float]]  # by what was killed: seconds until everything was there again
 
 
-def checked(place: Neighbourhood, folder: Path, rounds: int, *, private: bool) -> dict[str, int]:
+@dataclass(frozen=True)
+class Killing:
+    """Kill something every so often until the run is over."""
+
+    place: Neighbourhood
+    serving: Any
+    joined: list[Joining]
+    pause: float
+    over: threading.Event
+    done: Recoveries = field(default_factory=dict)
+
+    def work(self, kills: int, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(kills):
+            if self.over.wait(self.pause * (0.5 + chance.random())):
+                return
+            found = victims(self.serving, self.joined)
+            kind = chance.choice(sorted(found))
+            victim, start = chance.choice(found[kind]), time.monotonic()
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:  # it has ended by itself
+                continue
+            self.done.setdefault(kind, [])
+            while not self._whole(kind, set(found[kind]), victim):
+                if self.over.wait(0.25):
+                    return
+            self.done[kind].append(time.monotonic() - start)
+
+    def _whole(self, kind: str, before: set[int], victim: int) -> bool:
+        """Whether as many as before are at work, the victim not among them, and all silos are there."""
+        now = set(victims(self.serving, self.joined).get(kind, ()))
+        return len(now) >= len(before) and victim not in now and all_there(self.place)
+
+
+def checked(place: Neighbourhood, folder: Path, rounds: int, plans: Sequence[SiloPrivacy]) -> dict[str, float]:
     """Count what was lost, or sent without having been paid for; all must be nothing."""
     silos = len(place.silos)
     done = {row["round"]: len(row["participants"]) for row in read_lines(folder / "metrics.jsonl")}
     came = {(row["silo"], row["round"]): row["sha256"] for row in read_lines(folder / "egress.jsonl")}
     lost = sum(silos - done.get(number, 0) for number in range(1, rounds + 1))
-    unknown = unpaid = charges = 0
+    unknown = unpaid = charges = under = 0
+    spent: list[float] = []
     for home in place.silos:
         (own,) = (home.path / "runs").iterdir()
         left = {(row["silo"], row["round"], row["sha256"]) for row in read_lines(own / "egress.jsonl")}
         mine = {(silo, number, digest) for (silo, number), digest in came.items() if silo == home.name}
         unknown += len(mine - left)
-        if private:
+        if plans:
+            (plan,) = [plan for plan in plans if plan.silo == home.name]
+            (account,) = read_accounts(home.path / "ledger.sqlite")
+            events = [event for _, number, _ in sorted(left) for event in plan.events(number).values()]
+            spent.append(account.spent)
+            under += account.spent < account.budget.spent(events) * (1 - 1e-9)
             with sqlite3.connect(home.path / "ledger.sqlite") as ledger:
                 query = "SELECT round, count(*) FROM charges GROUP BY round"
                 paid = dict(ledger.execute(query).fetchall())
             sent = Counter(number for _, number, _ in left)
             unpaid += sum(max(0, times - paid.get(number, 0)) for number, times in sent.items())
             charges += sum(paid.values())
-    return {"updates_lost": lost, "updates_unknown_to_silos": unknown, "releases_unpaid": unpaid, "charges": charges}
+    found = {"updates_lost": lost, "updates_unknown_to_silos": unknown, "releases_unpaid": unpaid, "charges": charges}
+    if not plans:
+        return found
+    undisturbed = [event for number in range(1, rounds + 1) for event in plans[0].events(number).values()]
+    return found | {
+        "epsilon_undercounted": under,
+        "epsilon_undisturbed": account.budget.spent(undisturbed),
+        "epsilon_least": min(spent),
+        "epsilon_most": max(spent),
+    }
+
+
+def killed_in(done: Recoveries) -> dict[str, Any]:
+    """Of each kind how many were killed, and how long it took until everything was there again."""
+    return {
+        kind: {"times": len(seconds), "median": statistics.median(seconds), "longest": max(seconds)}
+        for kind, seconds in done.items()
+        if seconds
+    }
 
 
 def main() -> None:
@@ -123,28 +176,27 @@ def main() -> None:
     config, policy = setting(arguments.silos, arguments.rounds, private=arguments.private)
     federation = build_federation(config.data, Streams(config.seed))
     with tempfile.TemporaryDirectory() as temporary:
-        folder, over, killed = Path(temporary), threading.Event(), list[Counter[str]]()
+        folder, over = Path(temporary), threading.Event()
         place = settle(folder, federation, policy, RULES)
         with running(place, lambda _: None, apart=False) as (serving, joined):
             while not all_there(place):
                 time.sleep(1.0)
-            killer = threading.Thread(
-                target=lambda: killed.append(
-                    killing(serving, joined, arguments.kills, arguments.pause, over, arguments.seed)
-                )
-            )
+            killing = Killing(place, serving, joined, arguments.pause, over)
+            killer = threading.Thread(target=killing.work, args=(arguments.kills, arguments.seed))
             start = time.monotonic()
             killer.start()
             run_at(place.server, config, folder / "run", lambda said: print(said, flush=True))
             over.set()
             killer.join()
         found: dict[str, Any] = {"silos": len(place.silos), "rounds": arguments.rounds, "private": arguments.private}
-        found |= {"seconds": time.monotonic() - start, "killed": dict(killed[0])}
-        found |= checked(place, folder / "run", arguments.rounds, private=arguments.private)
+        found |= {"seconds": time.monotonic() - start, "killed": killed_in(killing.done)}
+        plans = Experiment.of(config, federation).trainer.privacy
+        found |= checked(place, folder / "run", arguments.rounds, plans)
         found["events"] = dict(Counter(row["event"] for row in read_lines(folder / "run" / "silos.jsonl")))
     print(found)
     keep(arguments.name, [found])
-    faults = found["updates_lost"] + found["updates_unknown_to_silos"] + found["releases_unpaid"]
+    kinds = ("updates_lost", "updates_unknown_to_silos", "releases_unpaid", "epsilon_undercounted")
+    faults = sum(found.get(kind, 0) for kind in kinds)
     raise SystemExit(1 if faults else 0)
 
 

@@ -18,6 +18,7 @@ from fedloom.config import Config
 from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.direct.serving import DirectServing
+from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import SOONEST, Child
 from fedloom.deployment.tail import resume_at, run_at
@@ -38,6 +39,7 @@ DP = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "local.batch_size=8", "
 METHODS = {
     "fissionvae-d": ("method.name=fissionvae",),
     "align-fl": ("method.name=align_fl", "server.samples=32", "server.epochs=1"),
+    "moves in one byte": ("method.name=fissionvae", "sharing.compression=int8", "rounds=3"),
     "dp-sgd": ("method.name=fedvae", *DP),
 }
 POLICY = """\
@@ -196,6 +198,19 @@ class Place:
             return online == len(self.joined) and all(map(_lives, self.joined))
 
         wait_for(there, "all silos are there")
+
+
+def refusal(home: SiloDirectory, data: Path) -> str:
+    """What a silo says that cannot join."""
+    said: list[str] = []
+
+    def told(joining: Joining) -> bool:
+        joining.tend()
+        return any(line.startswith("node") for line in said)
+
+    with Joining(home, data, said.append, apart=True) as joining:
+        wait_for(lambda: told(joining), "the silo says that it cannot join")
+        return "\n".join([*said, joining.node.last_words(5)])
 
 
 def _lives(silo: Joining) -> int:

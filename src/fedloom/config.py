@@ -145,6 +145,9 @@ class SharingConfig:
 
     weights: Literal["size", "equal-groups", "equal"] = "size"  # of silos in a mean
     scopes: dict[str, str] = field(default_factory=dict)  # block -> global, group, silo, upload or server
+    # Of what silos send of merged blocks: how far they moved, in 2 bytes a number or 1; what rounding leaves out is
+    # sent with the next move.
+    compression: Literal["none", "bfloat16", "int8"] = field(default="none", metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

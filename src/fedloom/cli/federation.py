@@ -175,7 +175,11 @@ def join(
     if folder.is_file():
         invitation = Invitation.read(folder)
         folder = out or Path(invitation.silo)
-        home = SiloDirectory.open(folder) if SiloDirectory.is_at(folder) else enrolled(invitation, folder)
+        home = (
+            SiloDirectory.open(folder).invited(invitation)
+            if SiloDirectory.is_at(folder)
+            else enrolled(invitation, folder)
+        )
     else:
         home = SiloDirectory.open(folder)
     with (

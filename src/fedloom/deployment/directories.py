@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -141,6 +141,9 @@ class ServerDirectory:
     def invite(self, silo: str) -> Path:
         """A new invitation, which makes the silo's older ones worthless, with a one-time code."""
         self.charter.index(silo)
+        if line := self.keys_admitted().get(silo):
+            # Whoever is admitted needs another invitation because its certificate has ended.
+            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
         code = make_code(self.keys, silo)
         path = self.invitation(silo)
         write_atomically(path, Invitation(silo, self.charter, self.authority, code).to_toml().encode(), 0o600)
@@ -275,6 +278,14 @@ class SiloDirectory:
         home = cls(path)
         _ = home.invitation, home.policy()
         return home
+
+    def invited(self, invitation: Invitation) -> SiloDirectory:
+        """The same silo by another invitation: by its code it asks for a certificate where its own has ended."""
+        if replace(invitation, code="") != replace(self.invitation, code=""):
+            whose = f"silo '{self.name}' of federation '{self.invitation.charter.name}'"
+            raise ConfigError(f"{self.path} is of {whose}, to which this is no invitation; choose another --out")
+        write_atomically(self.path / SILO, invitation.to_toml().encode())
+        return SiloDirectory(self.path)
 
     @cached_property
     def invitation(self) -> Invitation:

@@ -63,7 +63,7 @@ def make_server_certificate(folder: Path, host: str, days: int = SERVER_DAYS) ->
     return certificate.not_valid_after_utc
 
 
-def make_silo_certificate(folder: Path, silo: str, line: bytes, days: int = SILO_DAYS) -> bytes:
+def make_silo_certificate(folder: Path, silo: str, line: bytes, days: float = SILO_DAYS) -> bytes:
     """A certificate that lets the holder of a key call as a silo, signed by the authority in the folder."""
     key = serialization.load_ssh_public_key(line)
     assert isinstance(key, ec.EllipticCurvePublicKey)  # whoever read the line has seen to it
@@ -102,7 +102,7 @@ def _signed(
     folder: Path,
     name: str,
     key: ec.EllipticCurvePublicKey,
-    days: int,
+    days: float,
     use: x509.ObjectIdentifier,
     hosts: x509.SubjectAlternativeName | None = None,
 ) -> x509.Certificate:
@@ -149,7 +149,7 @@ def read_public_key(path: Path) -> tuple[str, bytes]:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     start = now - datetime.timedelta(minutes=5)  # clocks differ
@@ -158,7 +158,7 @@ def _certificate(
     return builder.not_valid_after(now + _days(days))
 
 
-def _days(count: int) -> datetime.timedelta:
+def _days(count: float) -> datetime.timedelta:
     return datetime.timedelta(days=count)
 
 

@@ -179,6 +179,11 @@ def check_merge(method: Method, federation: Federation) -> None:
 
 
 def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
+    """What a site is sent at the start of a round, by parameter name in its model."""
+    return plan.join(sent_down(plan, server, site), site)
+
+
+def sent_down(plan: SharingPlan, server: ServerState, site: Site) -> dict[BlockKey, Tensors]:
     """What a site is sent at the start of a round."""
     parts: dict[BlockKey, Tensors] = {}
     for block, rule in plan.blocks.items():
@@ -186,7 +191,7 @@ def received_by(plan: SharingPlan, server: ServerState, site: Site) -> Tensors:
             source = {Down.MERGED: key, Down.SERVER: BlockKey(block, "server")}.get(rule.down)
             if source is not None:
                 parts[key] = server.blocks[source]
-    return plan.join(parts, site)
+    return parts
 
 
 class DistillationTrainer(Protocol):

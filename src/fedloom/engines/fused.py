@@ -262,10 +262,10 @@ class FusedEngine:
                 slots.setdefault(member.run, []).append(Slot(member, position, steps))
         if not slots:
             return
-        program.settle(len(members))
+        codes = program.settle(len(members))
         # Bookkeeping and the orders to merge, while the device still works through its steps; then only is it waited
         # for. And only then is anything taken: a chunk that does not fit into memory leaves no half of itself behind.
-        parts = [(runs[run], runs[run].gathered(found, program.weights)) for run, found in slots.items()]
+        parts = [(runs[run], runs[run].gathered(found, program.weights, codes)) for run, found in slots.items()]
         trained = self._left_at_places(program, schedule.steps)
         seconds = (time.perf_counter() - start) / len(members)
         for run, part in parts:

@@ -48,7 +48,15 @@ class StackProgram:
         self._trained = [tuple(trial.gradients) for trial in trials]
         # In lanes the silos' networks are large: to compile an optimiser of so many tensors takes longer than it saves.
         quick_moves = compiled and not lanes
-        self._state = LocalState(phases, self.weights, self._trained, self._received, stack.kind.privacy, quick_moves)
+        self._state = LocalState(
+            phases,
+            self.weights,
+            self._trained,
+            self._received,
+            stack.kind.privacy,
+            quick_moves,
+            stack.kind.compressed,
+        )
         self._terms = [
             tuple(f"{phase.name}/{term}" for term in trial.terms) for phase, trial in zip(phases, trials, strict=True)
         ]
@@ -151,12 +159,15 @@ class StackProgram:
         """What the models of the first ``silos`` silos are lent for a step."""
         return {name: tensor[:silos] for name, tensor in {**self.weights, **self._constants}.items()}
 
-    def settle(self, silos: int) -> None:
-        """What the method does to the weights of each of the first ``silos`` silos after its last step."""
-        if (settle := self._stack.kind.settle) is unchanged:
-            return
-        for name, tensor in vmap(settle)({n: t[:silos].clone() for n, t in self.weights.items()}).items():
-            self.weights[name][:silos] = tensor
+    def settle(self, silos: int) -> Tensors:
+        """What becomes of the weights of each of the first ``silos`` silos after its last step.
+
+        By the method, and by the codes in which they are sent, which are returned.
+        """
+        if (settle := self._stack.kind.settle) is not unchanged:
+            for name, tensor in vmap(settle)({n: t[:silos].clone() for n, t in self.weights.items()}).items():
+                self.weights[name][:silos] = tensor
+        return self._state.compress(self._received, silos)
 
     def terms(self, steps: Sequence[int]) -> list[dict[str, float]]:
         """The mean of each loss term over each silo's steps."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.engines.base import Job, Outcome, Result, SiloState, settled, stepped
+from fedloom.engines.base import Job, Outcome, Result, SiloState, Task, settled, stepped
 from fedloom.engines.fused_merge import StackedMean, Sum
 from fedloom.engines.fused_stack import Member
 from fedloom.errors import FedloomError
@@ -65,10 +65,10 @@ class RunRound:
         totals = totals_of([trainer.counts(index) for index in job.context.participants])
         self._mean = StackedMean(method.plan, method.aggregator, totals) if not trial and sums else None
 
-    def gathered(self, slots: Sequence[Slot], weights: Tensors) -> RunShare:
+    def gathered(self, slots: Sequence[Slot], weights: Tensors, codes: Tensors) -> RunShare:
         """What this run gets of a chunk; a mistake in it is kept as the run's own."""
         try:
-            results = [self._result(slot, weights) for slot in slots]
+            results = [self._result(slot, weights, codes) for slot in slots]
         except FedloomError as error:
             self.error = error
             return RunShare([], [], [])
@@ -95,7 +95,7 @@ class RunRound:
                 key: {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in block.items()}
                 for key, block in ({} if self._mean is not None else result.update.blocks).items()
             }
-            update = replace(result.update, blocks=blocks)
+            update = replace(result.update, blocks=blocks, coded={})
             whole = replace(result, update=update, state=found.kept, terms=found.terms, seconds=seconds)
             self.results.append(whole)
             self.job.on_silo(whole)
@@ -130,11 +130,13 @@ class RunRound:
             return distilled
         return settled(self._trainer.method, self.job.state, self.job.context, self.results, self._stepped, distilled)
 
-    def _result(self, slot: Slot, weights: Tensors) -> Result:
+    def _result(self, slot: Slot, weights: Tensors, codes: Tensors) -> Result:
         """What leaves a slot, without what has to be waited for."""
-        mine, silo = {name: tensor[slot.position] for name, tensor in weights.items()}, slot.member.index
+        mine, coded = ({name: each[slot.position] for name, each in table.items()} for table in (weights, codes))
+        silo, limit = slot.member.index, 0 if self._trial else None
         secret = self.job.secrets.get(silo)
-        update, egress = self._trainer.sent(silo, mine, self.job.context, secret, trial=self._trial)
+        task = Task(silo, self.job.context, {}, SiloState(), step_limit=limit, secret=secret)
+        update, egress = self._trainer.sent(task, mine, coded)
         if update.payloads:
             check_update(update, self.job.state.server.blocks)
         return Result(silo, update, egress, SiloState(), {}, slot.steps, 0.0)

@@ -21,6 +21,7 @@ from fedloom.outline import in_outline
 from fedloom.privacy.clipping import SMALLEST
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.silo_privacy import CLIPPINGS, SiloPrivacy
+from fedloom.sharing.compression import Compressed
 from fedloom.sharing.plan import Down, Tensors
 
 K = TypeVar("K")
@@ -64,6 +65,7 @@ class StackKind:
     columns: tuple[Any, ...]
     phases: tuple[Phase, ...]
     sent: tuple[str, ...]  # the blocks that come down
+    compressed: Compressed
     settle: Callable[[Tensors], Tensors]
     local: LocalConfig
     rounds: int  # an objective may look at it
@@ -134,6 +136,7 @@ def _kind(member: Member, model: nn.Module, columns: tuple[Any, ...]) -> StackKi
         columns=columns,
         phases=method.phases,
         sent=tuple(block for block, rule in method.plan.blocks.items() if rule.down is not Down.NOTHING),
+        compressed=method.plan.compressed,
         settle=method.settle,
         local=config.local,
         rounds=config.rounds,

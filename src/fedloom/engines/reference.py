@@ -170,8 +170,9 @@ def _train_in_worker(task: Task, data: bytes) -> tuple[Result, bytes]:
     tensors = unpacked(data, "a task")
     given = replace(task, received=under(RECEIVED, tensors), state=SiloState(under(STATE, tensors)))
     result = _trainer.train(given)
-    tensors = flat("", result.update.parts) | placed(STATE, result.state.tensors)
-    return replace(result, update=result.update.holding({}), state=SiloState()), packed(tensors)
+    update = replace(result.update, coded={})  # for those who send it further
+    tensors = flat("", update.parts) | placed(STATE, result.state.tensors)
+    return replace(result, update=update.holding({}), state=SiloState()), packed(tensors)
 
 
 def _unpacked(result: Result, data: bytes) -> Result:

@@ -34,6 +34,7 @@ from fedloom.privacy.grids import Grid
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.payload_sums import Query, SumNoise
 from fedloom.privacy.silo_privacy import SiloPrivacy, unit_numbers
+from fedloom.sharing.compression import UNCOMPRESSED, Compressed
 from fedloom.sharing.plan import Down, Tensors
 from fedloom.sharing.update import EgressRecord, Update, pass_egress
 from fedloom.streams import Streams
@@ -113,9 +114,9 @@ class Trainer:
             steps += 1
 
         model.load_state_dict(self.method.settle({name: w.clone() for name, w in model.state_dict().items()}))
-        update, egress = self.sent(
-            task.silo, model.cpu().state_dict(), task.context, task.secret, trial=task.step_limit is not None
-        )
+        codes = state.compress({name: tensor.unsqueeze(0) for name, tensor in received.items()}, 1)
+        weights, codes = model.cpu().state_dict(), {name: code[0].cpu() for name, code in codes.items()}
+        update, egress = self.sent(task, weights, codes)
         return Result(
             silo=task.silo,
             update=update,
@@ -145,7 +146,7 @@ class Trainer:
 
     def _begun(self, task: Task, model: nn.Module) -> LocalState:
         """What came down, else what the silo kept, else (first round of a private block) fresh weights."""
-        state = state_of(self.method.phases, model, task)
+        state = state_of(self.method.phases, model, task, self.method.plan.compressed)
         for name, tensor in task.received.items():
             state.weights[name][0] = tensor
         kept = task.state.tensors
@@ -153,18 +154,21 @@ class Trainer:
         state.load_bounds([kept], [task.mechanism] if task.mechanism else [])
         return state
 
-    def sent(
-        self, silo: int, weights: Tensors, context: RoundContext, secret: Randomness | None, *, trial: bool = False
-    ) -> tuple[Update, EgressRecord]:
-        """What leaves a silo at the end of a round, through the egress guard; of a trial only its blocks."""
-        plan, site = self.method.plan, site_of(self.federation, silo)
-        parts = plan.split(weights, site)
+    def sent(self, task: Task, weights: Tensors, codes: Tensors) -> tuple[Update, EgressRecord]:
+        """What leaves a silo at the end of a round, through the egress guard; of a trial only its blocks.
+
+        ``codes`` stand for weights that travel compressed.
+        """
+        plan, site, silo = self.method.plan, site_of(self.federation, task.silo), task.silo
+        trial = task.step_limit is not None
+        parts, coded = plan.split(weights, site), plan.split(codes, site)
         update = Update(
             silo=site.name,
-            round=context.round,
+            round=task.context.round,
             blocks={key: part for key, part in parts.items() if plan.blocks[key.block].up},
             counts=self.counts(silo),
-            payloads={} if trial else self.payloads(silo, weights, context, secret),
+            payloads={} if trial else self.payloads(silo, weights, task.context, task.secret),
+            coded={key: part | coded[key] for key, part in parts.items() if key.block in plan.compressed.blocks},
         )
         return update, pass_egress(update, plan, site, parts)
 
@@ -326,11 +330,13 @@ class Trainer:
         }
 
 
-def state_of(phases: Sequence[Phase], model: nn.Module, task: Task) -> LocalState:
+def state_of(
+    phases: Sequence[Phase], model: nn.Module, task: Task, compressed: Compressed = UNCOMPRESSED
+) -> LocalState:
     """The weights of a silo's model as a stack of one, with optimisers that have not seen a step."""
     weights = {name: tensor.unsqueeze(0) for name, tensor in model.state_dict().items()}
     trained = [parameters_of(phase, model) for phase in phases]
-    state = LocalState(phases, weights, trained, task.received, task.mechanism)
+    state = LocalState(phases, weights, trained, task.received, task.mechanism, compressed=compressed)
     state.begin(task.context)
     return state
 

@@ -321,7 +321,7 @@ def make_method(setting: Setting) -> Method:
     from fedloom.methods.fidelity import with_fidelity  # these are built on this module
     from fedloom.methods.penalties import with_penalty
     from fedloom.methods.posteriors import with_posterior
-    from fedloom.methods.server_steps import with_aggregator, with_server_step
+    from fedloom.methods.server_steps import with_aggregator, with_compression, with_server_step
 
     config = setting.config
     if config.local.warmup > config.rounds:
@@ -331,4 +331,5 @@ def make_method(setting: Setting) -> Method:
     made = recipe.make(setting, parse(recipe.options, options, "method", beside=("name",)))
     trained = with_penalty(with_posterior(made, setting), setting)
     whole = with_server_step(with_aggregator(trained, config), setting)
-    return replace(with_fidelity(whole, setting), averaging=config.server.averaging)
+    made = replace(with_fidelity(whole, setting), averaging=config.server.averaging)
+    return with_compression(made, config)

@@ -60,6 +60,20 @@ def with_aggregator(method: Method, config: Config) -> Method:
     return replace(method, aggregator=Aggregator(merge, weights))
 
 
+def with_compression(method: Method, config: Config) -> Method:
+    """The method whose silos send what is merged in as few bytes as the configuration asks."""
+    asked = f"sharing.compression = '{config.sharing.compression}'"
+    found = replace(method, plan=replace(method.plan, compression=config.sharing.compression))
+    if config.sharing.compression != "none" and config.privacy.trust == "distributed":
+        raise ConfigError(
+            f"{asked} rounds what each silo sends by itself, but under privacy.trust = 'distributed' silos send whole "
+            "numbers that only their sum makes sense of, whose size privacy.bits sets; leave it out"
+        )
+    if config.sharing.compression != "none" and not found.plan.compressed.blocks:
+        raise ConfigError(f"{asked} has nothing to compress: method '{method.name}' averages no block that comes down")
+    return found
+
+
 @dataclass(frozen=True)
 class StepRule:
     """A value of ``server.step``: a line about it, and what it makes of a method."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fedloom.errors import RunFolderError
 from fedloom.outline import in_outline
-from fedloom.runs.files import digest, digest_of_file, write_folder_atomically
+from fedloom.runs.files import digest, digest_of_file, remove_folder, write_folder_atomically
 from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import Tensors
@@ -68,7 +67,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     paths = {file_name: file.path for file_name, file in links.items()}
     write_folder_atomically(folder_of(run, checkpoint.round), files, paths)
     for old in checkpoint_rounds(run)[:-keep]:
-        shutil.rmtree(folder_of(run, old), ignore_errors=True)
+        remove_folder(folder_of(run, old))
 
 
 def checkpoint_rounds(run: Path) -> list[int]:

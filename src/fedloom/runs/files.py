@@ -74,12 +74,26 @@ def folder_appearing(folder: Path, *, replaces: bool = False, mode: int = 0o777)
                 _sync(path)
             _sync(temporary)
             if replaces and folder.exists():
-                shutil.rmtree(folder)
+                remove_folder(folder)
             temporary.rename(folder)
             _sync(folder.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def remove_folder(folder: Path) -> None:
+    """It is gone at once: whoever is killed meanwhile leaves no half of it behind under its name."""
+    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.gone.tmp")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_unfinished(parent: Path) -> None:
+    """What a killed process was writing or removing in a folder."""
+    for unfinished in parent.glob(".*.tmp"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_folder_atomically(

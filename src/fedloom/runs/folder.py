@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from fedloom.runs.files import (
     append_lines,
     explained,
     read_lines,
+    remove_unfinished,
     write_atomically,
     write_folder_atomically,
     write_json,
@@ -226,8 +226,7 @@ class RunFolder:
 
     def rewind(self, round_number: int, *, logs: Sequence[str] = ("metrics.jsonl", "egress.jsonl")) -> None:
         """Forget what a killed run left after a round: log lines without a checkpoint, half-written checkpoints."""
-        for unfinished in (self.path / "checkpoints").glob(".*.tmp"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        remove_unfinished(self.path / "checkpoints")
         for name in logs:
             rows = [row for row in read_lines(self.path / name) if row["round"] <= round_number]
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError, unknown
 from fedloom.federation.rounds import Site
+from fedloom.sharing.compression import UNCOMPRESSED, Compressed, Compression
 
 Tensors = dict[str, Tensor]
 
@@ -101,6 +102,7 @@ class SharingPlan:
     blocks: Mapping[str, BlockRule]
     groups: tuple[str, ...]
     payloads: tuple[Payload, ...] = (RECORD_COUNT,)
+    compression: Compression = "none"
 
     def with_scopes(self, scopes: Mapping[str, str]) -> SharingPlan:
         """The plan with other scopes for some blocks, as ``sharing.scopes`` asks for."""
@@ -119,6 +121,14 @@ class SharingPlan:
         """The blocks of whose copies the server makes one."""
         shared = (Scope.GLOBAL, Scope.GROUP)
         return tuple(block for block, rule in self.blocks.items() if rule.up and rule.scope in shared)
+
+    @property
+    def compressed(self) -> Compressed:
+        """The blocks of which silos send how far they moved from what came down, in fewer bytes."""
+        if self.compression == "none":
+            return UNCOMPRESSED
+        moving = (block for block in self.merged if self.blocks[block].down is not Down.NOTHING)
+        return Compressed(self.compression, tuple(moving))
 
     def summed(self) -> SharingPlan:
         """The plan where the server sees nothing but sums."""

@@ -13,6 +13,7 @@ from fedloom.errors import EgressError, FedloomError
 from fedloom.federation.rounds import Site
 from fedloom.outline import in_outline
 from fedloom.sharing.codec import BLOCKS, PAYLOADS, placed, under
+from fedloom.sharing.compression import check_codes, moved
 from fedloom.sharing.plan import BlockKey, SharingPlan, Tensors
 
 
@@ -27,11 +28,13 @@ class Update:
     blocks: Mapping[BlockKey, Tensors]
     counts: Mapping[str, float]  # the silo's number of records or subjects, in all ("all") and per group ("group=...")
     payloads: Mapping[str, Tensors] = field(default_factory=dict)  # payload -> its tensors, by name
+    coded: Mapping[BlockKey, Tensors] = field(default_factory=dict)  # as blocks travel that are compressed
 
     @property
     def parts(self) -> dict[str, Tensors]:
         """Blocks and payloads beside each other, as they travel."""
-        return placed(BLOCKS, {str(key): part for key, part in self.blocks.items()}) | placed(PAYLOADS, self.payloads)
+        blocks = {str(key): self.coded.get(key, part) for key, part in self.blocks.items()}
+        return placed(BLOCKS, blocks) | placed(PAYLOADS, self.payloads)
 
     def holding(self, parts: Mapping[str, Tensors]) -> Update:
         """The same update with these parts; whatever is no block is a payload, and declared or not."""
@@ -74,6 +77,18 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
+def landed(
+    update: Update, plan: SharingPlan, forms: Mapping[BlockKey, Tensors], origin: Mapping[BlockKey, Tensors]
+) -> Update:
+    """What came of a silo, with weights where codes of their moves from ``origin`` travelled.
+
+    ``forms`` are the blocks of the silo's model; what is not among them is left to the egress guard.
+    """
+    coded = {key: part for key, part in update.blocks.items() if key.block in plan.compressed.blocks and key in forms}
+    weights = {key: moved(plan.compression, origin[key], part, forms[key]) for key, part in coded.items()}
+    return replace(update, blocks={**update.blocks, **weights}, coded=coded)
+
+
 def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[BlockKey, Tensors]) -> EgressRecord:
     """The one door: raise unless everything in the update is declared, and say what left.
 
@@ -94,8 +109,10 @@ def pass_egress(update: Update, plan: SharingPlan, site: Site, shapes: Mapping[B
                     f"silo '{update.silo}' tried to send tensor '{name}' of shape {tuple(tensor.shape)} in block "
                     f"'{key}', which its sharing plan does not declare"
                 )
-            size += tensor.numel() * tensor.element_size()
+        if key in update.coded:
+            check_codes(plan.compression, update.coded[key], shapes[key])
         left[str(key)] = shapes_of(tensors)
+        size += sum(tensor.nbytes for tensor in update.coded.get(key, tensors).values())
     allowed = {payload.name: payload.shapes for payload in plan.payloads}
     undeclared = sorted(set(update.payloads) - set(allowed))
     if update.counts and "records" not in allowed:

@@ -37,6 +37,15 @@ CASES = {
     "noisy counts of classes": ("method.name=class_vae", *DP, "local.batch_size=8"),
     "trimmed mean": ("method.name=fedvae", "server.merge.name=trimmed-mean", "sharing.weights=equal"),
     "bounded moves": ("server.merge.name=norm-bound", "server.merge.bound=0.2", "participation.rate=0.6"),
+    "moves in one byte": (
+        "method.name=fissionvae",
+        "sharing.compression=int8",
+        "rounds=3",
+        "participation.rate=0.6",
+        "server.merge.name=median",
+        "sharing.weights=equal",
+    ),
+    "moves in two bytes under dp-sgd": (*DP, "local.batch_size=8", "sharing.compression=bfloat16", "rounds=3"),
     "align-fl": ALIGN,
     "private payloads": (*ALIGN, "server.latents=histogram", "server.components=3", *DP, "local.batch_size=8"),
 }

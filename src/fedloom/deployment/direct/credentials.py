@@ -33,19 +33,21 @@ class Credentials:
     def channel(self) -> grpc.Channel:
         """A way to the server in the silo's name; raises while it is not admitted."""
         key = client_key((self.home.path / "node.key").read_bytes())
-        certificate = self._certificate()
-        if certificate is None:
+        left = self._left()
+        if left is None:
             self._admit()
-            certificate = self._certificate()
-            assert certificate is not None
-        left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-        if left < SOON:
+        elif left <= datetime.timedelta():
+            self._admit_again()
+        elif left < SOON:
             self._renew(key, left)
         return self._open(key, self.home.certificate.read_bytes())
 
-    def _certificate(self) -> x509.Certificate | None:
-        path = self.home.certificate
-        return x509.load_pem_x509_certificate(path.read_bytes()) if path.is_file() else None
+    def _left(self) -> datetime.timedelta | None:
+        """How long the silo's certificate still holds; None where it has none."""
+        if not self.home.certificate.is_file():
+            return None
+        certificate = x509.load_pem_x509_certificate(self.home.certificate.read_bytes())
+        return certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
 
     def _admit(self) -> None:
         code = self.home.invitation.code
@@ -59,17 +61,23 @@ class Credentials:
             raise FedloomError(f"waiting to be admitted: tell the coordinator this key by another way: {key}")
         self._keep(found)
 
+    def _admit_again(self) -> None:
+        """A certificate that has run out opens nothing; the code of an invitation that still holds asks for another."""
+        try:
+            self._admit()
+        except (FedloomError, grpc.RpcError):
+            self._warn("its certificate has expired: ask the coordinator for another invitation, and join with that")
+            raise
+
     def _renew(self, key: bytes, left: datetime.timedelta) -> None:
-        """A certificate that has run out opens nothing: then the coordinator sends another invitation."""
         before = self.home.certificate.read_text(encoding="utf-8")
-        trouble = f"its certificate expires in {left.days} days: the coordinator must run 'fedloom federation renew'"
-        if left > datetime.timedelta():
-            found = self._asked(key, before.encode())
-            if found and found != before:
-                self._keep(found)
-                return
-        else:
-            trouble = "its certificate has expired: ask the coordinator for another invitation, and join with that"
+        found = self._asked(key, before.encode())
+        if found and found != before:
+            self._keep(found)
+            return
+        self._warn(f"its certificate expires in {left.days} days: the coordinator must run 'fedloom federation renew'")
+
+    def _warn(self, trouble: str) -> None:
         if trouble != self._warned:
             self._warned = trouble
             self.say(trouble)

@@ -10,15 +10,16 @@ from functools import cached_property
 
 import torch
 
-from fedloom.engines.base import site_of
+from fedloom.engines.base import sent_down, site_of
 from fedloom.engines.charging import privacy_of_silo
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
+from fedloom.methods.steps import ServerState
 from fedloom.privacy.payload_sums import largest
 from fedloom.sharing.plan import BlockKey, Tensors
-from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
+from fedloom.sharing.update import EgressRecord, Update, check_update, landed, pass_egress
 
 ROUNDING = 1e-6  # of sums that are sent in single precision
 SPARE = 2**20  # bytes
@@ -61,6 +62,14 @@ class Inspection:
         size = sum(tensor.nbytes for tensors in blocks for tensor in tensors.values())
         size += sum(4 * math.prod(shape) for payload in plan.payloads for shape in payload.shapes.values())
         return 2 * size + SPARE
+
+    def landed(self, silo: int, update: Update, server: ServerState) -> Update:
+        """An update with weights where codes came; it moved from what its silo was sent in this round."""
+        plan = self.method.plan
+        if not plan.compressed.blocks:
+            return update
+        origin = sent_down(plan, server, site_of(self.trainer.federation, silo))
+        return landed(update, plan, self.declared(silo), origin)
 
     def passed(
         self, silo: int, update: Update, due: Collection[str], known: Mapping[BlockKey, Tensors], sha256: str

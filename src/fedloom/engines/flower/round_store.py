@@ -12,7 +12,7 @@ from typing import Any
 from fedloom.engines.base import SiloState
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import RunFolderError
-from fedloom.runs.files import explained, write_folder_atomically
+from fedloom.runs.files import explained, remove_folder, remove_unfinished, write_folder_atomically
 from fedloom.sharing.codec import packed, unpacked
 
 COPIES = 4  # of a model that a round may write: the update, and a state of weights and two moments
@@ -66,12 +66,13 @@ class RoundStore:
         }
         write_folder_atomically(self._folder(round), files)
         for later in (kept for kept in self.rounds() if kept > round):
-            shutil.rmtree(self._folder(later))
+            remove_folder(self._folder(later))
 
     def clear(self, settled: int) -> None:
         """Drop what the server will never ask for again: all but the newest round up to ``settled``."""
         for old in [kept for kept in self.rounds() if kept <= settled][:-1]:
-            shutil.rmtree(self._folder(old))
+            remove_folder(self._folder(old))
+        remove_unfinished(self.path)
 
     def require_space(self, model: int) -> None:
         """Complain before anything is charged or trained if a round's files might not fit; ``model`` is in bytes."""

@@ -16,7 +16,7 @@ from fedloom.engines.base import (
     RoundReport,
     SiloState,
     conclude,
-    received_by,
+    sent_down,
     site_of,
 )
 from fedloom.engines.flower.frames import Frame
@@ -26,7 +26,7 @@ from fedloom.engines.flower.wire import Answer, Question, Wire
 from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
-from fedloom.errors import FedloomError
+from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import BlockKey
@@ -101,6 +101,11 @@ class FlowerEngine:
         records: Mapping[str, int],
         journal: Callable[[Event], None],
     ) -> None:
+        if rules.stragglers == "use" and trainer.method.plan.compressed.blocks:
+            raise ConfigError(
+                "rounds.stragglers = 'use' in federation.toml takes whole weights of earlier rounds, but "
+                f"sharing.compression = '{trainer.method.plan.compression}' sends how far they moved; use 'drop'"
+            )
         self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
         self._silos = [silo.name for silo in trainer.federation.silos]
         self._inspection = Inspection(trainer, rules.max_records, records)
@@ -200,7 +205,7 @@ class FlowerEngine:
         newest = progress.state.round // every * every
         order = Order(self._run, config, progress.context, settled=max(0, newest - every * (kept - 1)))
         site = site_of(self._trainer.federation, silo)
-        coming = plan.split(received_by(plan, progress.state.server, site), site)
+        coming = sent_down(plan, progress.state.server, site)
         for key, tensors in coming.items():
             if tensors and key not in progress.packed:
                 progress.packed[key] = packed(tensors)
@@ -255,6 +260,7 @@ class FlowerEngine:
         update = update_in(answer.frame, answer.silo)
         if update.round != answer.round:
             raise RejectedError(f"silo '{answer.silo}' sent round {update.round} when it was asked for {answer.round}")
+        update = self._inspection.landed(silo, update, progress.state.server)
         due = self._due(silo, update.round)
         egress = self._inspection.passed(silo, update, due, progress.state.server.blocks, answer.frame.sha256)
         # Losses stay at the silo; how many steps it took follows from its public number of records.
