@@ -23,6 +23,7 @@ from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, Silo
 from fedloom.privacy.signatures import fingerprint, public_line, sign
 from fedloom.runs.folder import RunFolder
+from fedloom.sharing.codec import flat
 from labelled_vectors import CLASSES, labelled_config, vectors
 from local_grid import Deployment, Handler, remote
 
@@ -46,6 +47,11 @@ def five() -> Federation:
 
 def shared_config(method: str, *overrides: str) -> Config:
     return labelled_config(method, *SHARED, *overrides)
+
+
+def blocks_of(run: Run) -> dict[str, torch.Tensor]:
+    """What the server has learned, by "block@owner/tensor"."""
+    return flat("", run.generator().server.blocks)
 
 
 @cache

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from fedloom.engines.base import initial_state, site_of
-from fedloom.engines.charging import shared_plans
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grants import Grant
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.secure_frames import SECURE, Asked, signed, words_to_sign
 from fedloom.engines.flower.work import TASK
-from fedloom.engines.masked_sums import MaskedSum, check_shared, masked_sum, threshold_of
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, check_shared, threshold_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Experiment
@@ -27,15 +26,10 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.secure.terms import Turn
 from fedloom.sharing.update import Update
 from local_grid import remote
-from secure_deployment import SEEDED, SILOS, SecureDeployment, fingerprints, five, shared_config
+from secure_deployment import SEEDED, SILOS, SecureDeployment, blocks_of, fingerprints, five, shared_config
 
 MOMENTS = shared_config("moments", SEEDED)
 TURNS = list(Turn)
-
-
-def blocks_of(run: object) -> dict[str, torch.Tensor]:
-    server = run.generator().server  # type: ignore[attr-defined]
-    return {f"{key}/{name}": tensor for key, part in server.blocks.items() for name, tensor in part.items()}
 
 
 @pytest.mark.parametrize("method", ["moments", "refined_moments"])
@@ -62,8 +56,7 @@ def updates() -> dict[str, Update]:
 def summed() -> MaskedSum:
     federation = remote(five())
     method = Experiment.of(MOMENTS, federation).method
-    plan = shared_plans(MOMENTS, federation, method, {silo.name: len(silo) for silo in five().silos})[0]
-    return masked_sum(MOMENTS, federation, method, plan, 1)
+    return SummedRounds.declared(MOMENTS, federation, method, {silo.name: len(silo) for silo in five().silos}).of(1)
 
 
 STEP = ("rounds=2", "local.steps=1", "local.optimizer=sgd", "local.learning_rate=0.5", "sharing.weights=equal")
@@ -78,14 +71,13 @@ def test_the_step_of_a_round_is_taken_with_the_sum_of_all_gradients(tmp_path: Pa
     state = initial_state(trainer.method, federation, config)
     for number in (1, 2):
         context = RoundContext(number, 2, tuple(range(SILOS)))
-        public = shared_plans(config, remote(federation), trainer.method, sizes)[0]
-        layout = masked_sum(config, federation, trainer.method, public, number)
+        layout = SummedRounds.declared(config, remote(federation), trainer.method, sizes).of(number)
         grid = layout.grids["update"]
         assert grid.effective == pytest.approx(plan.noise[number])
-        tasks = [replace(task, grid=grid) for task in ReferenceEngine(trainer).tasks(state, context)]
+        tasks = [replace(task, step=layout.step) for task in ReferenceEngine(trainer).tasks(state, context)]
         total = sum(layout.integers(trainer.train(task).update) for task in tasks)
         gradients = layout.update(total, number).payloads["update"]
-        mean = {name: tensor / SILOS for name, tensor in gradients.items()}
+        mean = {name.replace("@all:", "."): tensor / SILOS for name, tensor in gradients.items()}
         weights = trainer.step_by(0, tasks[0].received, mean, context)
         site = site_of(federation, 0)
         merged = {k: v for k, v in trainer.method.plan.split(weights, site).items() if v}

@@ -12,8 +12,7 @@ from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.secure_frames import SECURE, Asked
 from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import TASK, RefusedError
-from fedloom.engines.masked_sums import MaskedSum, masked_sum, terms_of
-from fedloom.privacy.ledger import UPDATE
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, terms_of
 from fedloom.privacy.signatures import fingerprint, is_signed
 from fedloom.secure.party import Party
 from fedloom.secure.terms import Genuine, Parts, SecureSumError, Turn
@@ -71,7 +70,7 @@ class SecureSiloService(SiloService):
         order, plan, trainer = assignment.order, assignment.prepared.privacy, assignment.prepared.trainer
         if plan is None or not shares_noise(order.config):
             raise RefusedError("a secure sum is for experiments with privacy.trust = 'distributed'")
-        summed = masked_sum(order.config, self._federation, trainer.method, plan, order.context.round)
+        summed = SummedRounds(order.config, self._federation, trainer.method, plan).of(order.context.round)
         silos = [silo.name for silo in self._federation.silos]
         terms = terms_of(order.config, silos, order.run, order.context, asked.attempt, summed)
         genuine = self._genuine(frame.header.get("registered"), assignment.prepared)
@@ -102,8 +101,8 @@ class SecureSiloService(SiloService):
         results: list[Result] = []
 
         def make() -> Frame:
-            grid = found.summed.grids.get(UPDATE)
-            results.append(self._trained(replace(assignment, task=replace(assignment.task, grid=grid))))
+            task = replace(assignment.task, step=found.summed.step)
+            results.append(self._trained(replace(assignment, task=task)))
             return asked.answered(found.party.masked(letters, found.summed.integers(results[0].update)))
 
         def store(answer: Frame) -> None:
