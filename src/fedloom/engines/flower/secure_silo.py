@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from fedloom.engines.base import Result
 from fedloom.engines.charging import shares_noise
-from fedloom.engines.flower.assignments import Prepared
+from fedloom.engines.flower.assignments import Assignment, Prepared
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.secure_frames import SECURE, Asked
 from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import TASK, RefusedError
 from fedloom.engines.masked_sums import MaskedSum, SummedRounds, terms_of
+from fedloom.operations.spending import refuse_held
 from fedloom.privacy.signatures import fingerprint, is_signed
 from fedloom.secure.party import Party
 from fedloom.secure.terms import Genuine, Parts, SecureSumError, Turn
@@ -65,7 +66,8 @@ class SecureSiloService(SiloService):
 
     def _begun(self, asked: Asked, frame: Frame) -> Frame:
         """The first turn: all that can be refused is refused before there are keys."""
-        task = Frame({**frame.header, "kind": TASK}, frame.parts)
+        header = {name: value for name, value in frame.header.items() if name != "turn"}
+        task = Frame({**header, "kind": TASK}, frame.parts)
         assignment = self._assignment(task)
         order, plan, trainer = assignment.order, assignment.prepared.privacy, assignment.prepared.trainer
         if plan is None or not shares_noise(order.config):
@@ -74,10 +76,20 @@ class SecureSiloService(SiloService):
         silos = [silo.name for silo in self._federation.silos]
         terms = terms_of(order.config, silos, order.run, order.context, asked.attempt, summed)
         genuine = self._genuine(frame.header.get("registered"), assignment.prepared)
+        self._require_payable(assignment)
         # The registered key is not here: what is to be signed leaves as words, and is signed on its way.
         party = Party(terms, self._silo.name, lambda words: words, genuine)
         self._sum = SumTask(asked, task, summed, party)
         return asked.answered(party.keys())
+
+    def _require_payable(self, assignment: Assignment) -> None:
+        """Others pay for a sum that is given up, too: who cannot pay has no part in it."""
+        refuse_held(self._home)
+        ledger = self.ledger(assignment.prepared.grant)
+        try:
+            ledger.require(self._silo.name, assignment.prepared.events(assignment.order.context.round))
+        finally:
+            ledger.close()
 
     def _genuine(self, registered: object, prepared: Prepared) -> Genuine:
         """By keys that the server hands out, and that this silo's operator knows by their fingerprints."""
