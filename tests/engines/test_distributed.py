@@ -97,6 +97,20 @@ def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
         assert torch.stack(present).sum(dim=0).var().item() == pytest.approx((sigma * BOUND) ** 2 * 4 / 3, rel=error)
 
 
+def test_two_payloads_of_a_round_share_no_noise() -> None:
+    """Of both the noise alone is sent; whoever has one must not have the other."""
+    other = replace(RELEASE, payload=replace(PAYLOAD, name="more noise"))
+    method = sums()
+    method = replace(
+        method,
+        plan=replace(method.plan, payloads=(*method.plan.payloads, other.payload)),
+        payloads=(RELEASE, other),
+    )
+    for update in updates_of(trainer_of(SEEDED, method=method)):
+        one, two = (update.payloads[name]["sum"] for name in ("noise", "more noise"))
+        assert (one == two).double().mean() < 0.01
+
+
 def test_a_step_has_a_share_of_the_noise() -> None:
     """A step of SGD is linear in the noise: from the step without noise it moves as far as its share says."""
     without, shared = (trainer_of(*ONE_STEP, SEEDED, f"privacy.noise_multiplier={sigma}") for sigma in (1e-9, 2.0))
