@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,16 @@ PROMPT = RoundRules(deadline=20.0, grace=0.2, minimum=1, extensions=0, attempts=
 def five() -> Federation:
     silos = tuple(Silo(f"s{number}", vectors(number, 40 + number)) for number in range(SILOS))
     return Federation("vectors", silos, vectors(99), ("all",), CLASSES)
+
+
+def grouped(*groups: tuple[int, ...]) -> Federation:
+    """A silo for each; the records of one with several groups take turns."""
+    silos = []
+    for number, own in enumerate(groups):
+        records = vectors(number, 40)
+        records = replace(records, x=records.x.abs().clamp_max(1.0))
+        silos.append(Silo(f"s{number}", replace(records, group=torch.tensor(own)[torch.arange(40) % len(own)])))
+    return Federation("vectors", tuple(silos), silos[0].train, ("a", "b"), CLASSES)
 
 
 def shared_config(method: str, *overrides: str) -> Config:

@@ -18,30 +18,19 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
-from fedloom.federation.records import Federation, Silo
+from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.privacy.accounting import Gaussian
 from fedloom.privacy.ledger import UPDATE, read_accounts
 from fedloom.privacy.silo_privacy import whole_noise
 from fedloom.runs.folder import RunFolder
-from labelled_vectors import CLASSES, vectors
 from local_grid import remote
-from secure_deployment import SEEDED, SecureDeployment, blocks_of, shared_config
+from secure_deployment import SEEDED, SecureDeployment, blocks_of, grouped, shared_config
 
 STEP = ("rounds=2", "local.steps=1", "local.optimizer=sgd", "local.learning_rate=0.5", "sharing.weights=equal")
 PLUS_D = ("method.decoder=group",)
 PLUS_L_D = (*PLUS_D, "method.prior=one-hot")
 COUNTS = "class-counts"
-
-
-def grouped(*groups: tuple[int, ...]) -> Federation:
-    """A silo for each; the records of one with several groups take turns."""
-    silos = []
-    for number, own in enumerate(groups):
-        records = vectors(number, 40)
-        records = replace(records, x=records.x.abs().clamp_max(1.0))
-        silos.append(Silo(f"s{number}", replace(records, group=torch.tensor(own)[torch.arange(40) % len(own)])))
-    return Federation("vectors", tuple(silos), silos[0].train, ("a", "b"), CLASSES)
 
 
 SIX = grouped((0,), (0,), (0, 1), (1,), (1,), (0,))
