@@ -52,7 +52,8 @@ def grouped(*groups: tuple[int, ...]) -> Federation:
         records = vectors(number, 40)
         records = replace(records, x=records.x.abs().clamp_max(1.0))
         silos.append(Silo(f"s{number}", replace(records, group=torch.tensor(own)[torch.arange(40) % len(own)])))
-    return Federation("vectors", tuple(silos), silos[0].train, ("a", "b"), CLASSES)
+    test = replace(silos[0].train, group=torch.arange(40) % 2)
+    return Federation("vectors", tuple(silos), test, ("a", "b"), CLASSES)
 
 
 def shared_config(method: str, *overrides: str) -> Config:

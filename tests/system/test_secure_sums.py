@@ -34,6 +34,7 @@ pytestmark = pytest.mark.system
 POLICY = """\
 methods = ["moments", "refined_moments", "fissionvae", "dp_cvae"]
 payloads = ["records", "moments", "centre", "gradient", "class-counts"]
+blocks = ["encoder", "decoder"]
 privacy = "none"
 noise = "test"
 

@@ -150,7 +150,7 @@ def test_the_fused_engine_leaves_such_steps_to_the_plain_loop() -> None:
 
 
 LABELS = ("method.labels=global-dp", "sharing.scopes.encoder=global")
-FIVE = replace(grouped(*[(0,)] * 5), groups=("all",))
+FIVE = replace(grouped(*[(0,)] * 5), groups=("all",), test=SIX.silos[0].train)
 
 
 def test_label_shares_are_one_more_sum_of_the_first_round(tmp_path: Path) -> None:
