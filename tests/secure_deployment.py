@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, Silo
 from fedloom.privacy.signatures import fingerprint, public_line, sign
 from fedloom.runs.folder import RunFolder
+from fedloom.sharing.codec import flat
 from labelled_vectors import CLASSES, labelled_config, vectors
 from local_grid import Deployment, Handler, remote
 
@@ -44,8 +45,24 @@ def five() -> Federation:
     return Federation("vectors", silos, vectors(99), ("all",), CLASSES)
 
 
+def grouped(*groups: tuple[int, ...]) -> Federation:
+    """A silo for each; the records of one with several groups take turns."""
+    silos = []
+    for number, own in enumerate(groups):
+        records = vectors(number, 40)
+        records = replace(records, x=records.x.abs().clamp_max(1.0))
+        silos.append(Silo(f"s{number}", replace(records, group=torch.tensor(own)[torch.arange(40) % len(own)])))
+    test = replace(silos[0].train, group=torch.arange(40) % 2)
+    return Federation("vectors", tuple(silos), test, ("a", "b"), CLASSES)
+
+
 def shared_config(method: str, *overrides: str) -> Config:
     return labelled_config(method, *SHARED, *overrides)
+
+
+def blocks_of(run: Run) -> dict[str, torch.Tensor]:
+    """What the server has learned, by "block@owner/tensor"."""
+    return flat("", run.generator().server.blocks)
 
 
 @cache

@@ -14,6 +14,7 @@ from torch import nn
 from fedloom.engines.base import Job, initial_state
 from fedloom.engines.charging import Charging
 from fedloom.engines.distributed import of_sums
+from fedloom.engines.masked_sums import SummedRounds
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomWarning
@@ -94,6 +95,20 @@ def test_the_sum_has_the_stated_noise_whoever_is_missing() -> None:
         assert torch.stack(present).sum(dim=0).var().item() == pytest.approx((sigma * BOUND) ** 2, rel=error)
     for present in itertools.combinations(sent, SILOS - TOLERATED):
         assert torch.stack(present).sum(dim=0).var().item() == pytest.approx((sigma * BOUND) ** 2 * 4 / 3, rel=error)
+
+
+def test_two_payloads_of_a_round_share_no_noise() -> None:
+    """Of both the noise alone is sent; whoever has one must not have the other."""
+    other = replace(RELEASE, payload=replace(PAYLOAD, name="more noise"))
+    method = sums()
+    method = replace(
+        method,
+        plan=replace(method.plan, payloads=(*method.plan.payloads, other.payload)),
+        payloads=(RELEASE, other),
+    )
+    for update in updates_of(trainer_of(SEEDED, method=method)):
+        one, two = (update.payloads[name]["sum"] for name in ("noise", "more noise"))
+        assert (one == two).double().mean() < 0.01
 
 
 def test_a_step_has_a_share_of_the_noise() -> None:
@@ -186,10 +201,10 @@ UNSAFE = replace(RELEASE, statistic=Unbounded(lambda *_: {}, "it is a median"))
     [
         ((), None, r"a silo takes \d+ steps in a round; set local.steps = 1"),
         (("local.optimizer=adam",), None, "the steps of 'adam' are not proportional to the sum"),
-        (("method.name=fissionvae",), None, "block 'decoder' has scope 'group', not 'global'"),
-        (("sharing.scopes.encoder=silo",), None, "block 'encoder' has scope 'silo', not 'global'"),
+        (("local.momentum=0.9", "local.keep_optimizer=true"), None, "local.keep_optimizer keeps the momentum of steps"),
+        (("sharing.scopes.encoder=silo",), None, "block 'encoder' has scope 'silo', not 'global' or 'group'"),
         (("method.name=flow_vae",), None, "method 'flow_vae' has 2 phases"),
-        (("method.name=moon",), None, "block 'history' has scope 'silo', not 'global'"),
+        (("method.name=moon",), None, "block 'history' has scope 'silo', not 'global' or 'group'"),
         (("privacy.clipping=quantile",), None, "privacy.clipping = 'quantile' makes each silo's bound another"),
         (("participation.rate=0.5",), None, r"silos are absent from some rounds \(participation.rate = 0.5\)"),
         (("sharing.weights=equal-groups",), None, "silos weigh differently in the mean; set sharing.weights = 'equal'"),
@@ -205,11 +220,30 @@ def test_what_is_no_single_sum_is_refused_by_name(
         trainer_of(*steps, *overrides, method=method)
 
 
-def test_a_method_that_trains_and_sends_payloads_is_refused() -> None:
-    """What a silo's records did to its model would move every contribution that the model takes part in."""
+def bias(model: nn.Module, batch: Batch) -> Tensors:
+    """What every record contributes of the model that it is shown."""
+    return {"sum": model.decoder.layers[-1].bias.expand(len(batch.x), -1) / 10}  # type: ignore[union-attr, index]
+
+
+def test_payloads_beside_training_come_from_the_model_as_it_came_down() -> None:
+    """A silo's own step would carry what only a share of the noise covers into what it sends."""
+    payload = Payload("bias", "for a test", {"sum": (6,)})
     method = Experiment.of(tiny_config(*ONE_STEP), FEDERATION).method
-    with pytest.raises(ConfigError, match="method 'fedvae' both trains and sends payload 'noise'"):
-        trainer_of(*ONE_STEP, method=replace(method, payloads=(RELEASE,)))
+    method = replace(
+        method,
+        payloads=(PayloadRule(payload, BoundedSum(bias, 1.0)),),
+        plan=replace(method.plan, payloads=(RECORD_COUNT, payload)),
+    )
+    settings = ("privacy.epsilon=0", "privacy.noise_multiplier=1e-6", "privacy.bits=52", "local.learning_rate=1")
+    trainer = trainer_of(*ONE_STEP, SEEDED, *settings, method=method)
+    layout = SummedRounds(trainer.config, FEDERATION, trainer.method, trainer.privacy[0]).of(1)
+    assert sorted(layout.shapes) == ["bias", "update"]
+    (task, *_) = ReferenceEngine(trainer).tasks(initial_state(method, FEDERATION, trainer.config), EVERYBODY)
+    for number in (1.0, 2.0):
+        received = {**task.received, "decoder.layers.2.bias": torch.full((6,), number)}
+        sent = trainer.train(replace(task, received=received, step=layout.step)).update.payloads
+        torch.testing.assert_close(sent["bias"]["sum"].float(), torch.full((6,), 20 * number / 10), rtol=0, atol=1e-4)
+        assert max(gradient.abs().max().item() for gradient in sent["update"].values()) > 1e-2
 
 
 def test_weights_that_are_changed_after_the_step_are_refused() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.engines.base import FederationState, SiloState, Task, initial_state, site_of
+from fedloom.engines.base import FederationState, SiloState, Task, initial_state, pretraining_phases, site_of
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.engines.local_state import MODEL
 from fedloom.engines.private_training import PrivateTraining, learners_of
 from fedloom.engines.reference import ReferenceEngine
-from fedloom.engines.training import Trainer, pretraining_phases, state_of
+from fedloom.engines.training import Trainer, state_of
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.rounds import RoundContext

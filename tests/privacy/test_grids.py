@@ -13,8 +13,8 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
 
+from discrete_noise import chances, surprise
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.privacy import discrete_gaussian as sampler
 from fedloom.privacy.accounting import Gaussian, spent
@@ -26,25 +26,6 @@ from fedloom.streams import Streams
 
 NOW = NoiseKey(0, 1, 0, "test")
 SMALL = SharedSum(bits=20, trust=Distributed(5), units=500, bound=1.0, multiplier=1.0, size=10)
-
-
-def chances(sigma: float, most: int) -> np.ndarray:
-    numbers = np.arange(-most, most + 1)
-    weights = np.exp(-(numbers.astype(float) ** 2) / (2 * sigma**2))
-    return weights / weights.sum()
-
-
-def surprise(drawn: np.ndarray, expected: np.ndarray) -> float:
-    """The p-value of a chi-square test of whole numbers around 0, rare ones taken together."""
-    most = len(expected) // 2
-    counts = np.bincount(np.clip(drawn, -most, most) + most, minlength=len(expected)).astype(float)
-    often = expected * len(drawn) >= 20
-    found = [*counts[often], counts[~often].sum()]
-    wanted = [*expected[often] * len(drawn), max(expected[~often].sum() * len(drawn), 1e-9)]
-    if wanted[-1] < 20:
-        found, wanted = found[:-1], wanted[:-1]
-    found, wanted = np.array(found), np.array(wanted)
-    return float(chi2.sf(((found - wanted) ** 2 / wanted).sum(), len(wanted) - 1))
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 2.5, 7.3])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from fedloom.deployment.direct.conductor import DirectConductor
 
+from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.keys import make_silo_certificate, read_public_key

@@ -28,12 +28,13 @@ from fedloom.runs.files import read_lines
 from fedloom.runs.folder import RunFolder
 from fedloom.sharing.plan import Tensors
 from places import pid
-from secure_deployment import SEEDED, five, shared_config
+from secure_deployment import SEEDED, five, grouped, shared_config
 
 pytestmark = pytest.mark.system
 POLICY = """\
-methods = ["moments", "refined_moments"]
-payloads = ["records", "moments", "centre", "gradient"]
+methods = ["moments", "refined_moments", "fissionvae", "dp_cvae"]
+payloads = ["records", "moments", "centre", "gradient", "class-counts"]
+blocks = ["encoder", "decoder"]
 privacy = "none"
 noise = "test"
 
@@ -58,6 +59,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Neighbourh
     found = founded(folder, five())
     with running(found, lambda _: None) as (_, joined):
         yield found, joined, folder
+
+
+STEP = ("rounds=2", "local.steps=1", "local.optimizer=sgd", "local.learning_rate=0.5", "sharing.weights=equal")
+
+
+def test_real_silos_of_two_groups_have_the_decoders_and_label_shares_of_the_simulation(tmp_path: Path) -> None:
+    """FissionVAE+L+D, and a DP-CVAE whose label counts go beside its first step, to the last bit."""
+    federation = grouped((0,), (0,), (0,), (1,), (1,), (1,))
+    configs = {
+        "groups": shared_config("fissionvae", SEEDED, *STEP, "method.decoder=group", "method.prior=one-hot"),
+        "labels": shared_config("dp_cvae", SEEDED, *STEP, "method.labels=global-dp", "sharing.scopes.encoder=global"),
+    }
+    found = founded(tmp_path / "real", federation)
+    with running(found, lambda _: None):
+        for name, config in configs.items():
+            run_at(found.server, config, tmp_path / name, lambda _: None)
+            assert same(load_checkpoint(tmp_path / name).server, simulated(config, tmp_path / f"{name}-s", federation))
 
 
 def simulated(config: Config, folder: Path, federation: Federation) -> Tensors:

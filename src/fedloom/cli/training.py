@@ -208,7 +208,7 @@ def _summarise(run: Run, as_json: bool) -> None:
     folder = summary["folder"]
     rows = {
         "engine": summary["engine"],
-        "train": listed(summary["loss"]) or "nothing: one release, and no steps",
+        "train": listed(summary["loss"]) or "no losses: they are in no release, and in no sum",
         "grids": summary["samples"] or "none",
         "next": f"fedloom inspect {folder}",
     }

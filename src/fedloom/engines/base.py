@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,9 +14,9 @@ from torch import Tensor
 from fedloom.config import Config
 from fedloom.errors import ConfigError
 from fedloom.federation.participation import participants
-from fedloom.federation.records import Federation
+from fedloom.federation.records import Federation, Silo
 from fedloom.federation.rounds import RoundContext, Site
-from fedloom.methods.base import Method, fresh_blocks
+from fedloom.methods.base import Method, Phase, fresh_blocks
 from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, Stepped
 from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import DPSGD
@@ -60,6 +60,14 @@ class FederationState:
 
 
 @dataclass(frozen=True)
+class SharedStep:
+    """A step that is taken with the sum of all silos' gradients, to each of which every silo adds a share of noise."""
+
+    grid: Grid
+    shapes: Mapping[str, tuple[int, ...]]  # "block@owner:tensor": those of every group, as they are summed
+
+
+@dataclass(frozen=True)
 class Task:
     """One silo's work in one round."""
 
@@ -72,7 +80,7 @@ class Task:
     step_limit: int | None = None  # instead of the configured number; nothing then goes beside the blocks
     mechanism: DPSGD | None = None  # None: no privacy
     secret: Randomness | None = None  # of all that records are drawn and hidden by in this round
-    grid: Grid | None = None  # given: the one step is not taken here; its gradients leave, with a share of the noise
+    step: SharedStep | None = None  # given: it is not taken here; its gradients leave, with a share of the noise
 
 
 @dataclass(frozen=True)
@@ -90,14 +98,12 @@ class Result:
     seconds: float
 
 
-def result_of_gradients(
-    task: Task, silo: str, counts: Mapping[str, float], gradients: Tensors, seconds: float
-) -> Result:
-    """What comes of a task whose step is taken elsewhere: a payload, and nothing to keep."""
-    round, size = task.context.round, sum(tensor.nbytes for tensor in gradients.values())
-    update = Update(silo, round, {}, counts, {UPDATE: gradients})
-    egress = EgressRecord(round, silo, {}, {UPDATE: shapes_of(gradients)}, size)
-    return Result(task.silo, update, egress, SiloState(), {}, 1, seconds)
+def result_of_gradients(task: Task, update: Update, egress: EgressRecord, gradients: Tensors, seconds: float) -> Result:
+    """What comes of a task whose step is taken elsewhere: gradients as one more payload, and nothing to keep."""
+    sent = replace(update, payloads={**update.payloads, UPDATE: gradients})
+    size = egress.bytes + sum(tensor.nbytes for tensor in gradients.values())
+    left = replace(egress, payloads={**egress.payloads, UPDATE: shapes_of(gradients)}, bytes=size)
+    return Result(task.silo, sent, left, SiloState(), {}, 1, seconds)
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,19 @@ def site_of(federation: Federation, silo: int) -> Site:
     return Site(federation.silos[silo].name, federation.silos[silo].groups)
 
 
+def counts_of(silo: Silo, groups: Sequence[str], subject: Tensor | None) -> dict[str, float]:
+    """How many records, or subjects where they are given, a silo has: in all and per group.
+
+    A subject with records of several groups counts in each of them.
+    """
+
+    def units(rows: Tensor) -> float:
+        return float(rows.sum() if subject is None else len(torch.unique(subject[rows])))
+
+    of_group = {f"group={groups[group]}": units(silo.train.group == group) for group in silo.groups}
+    return {"all": units(torch.ones(len(silo), dtype=torch.bool)), **of_group}
+
+
 def participants_of(config: Config, federation: Federation, round: int) -> tuple[int, ...]:
     """Who takes part in a round: a public draw; the one silo of the centralised layout always does."""
     if config.data.layout == "centralised":
@@ -192,6 +211,13 @@ def sent_down(plan: SharingPlan, server: ServerState, site: Site) -> dict[BlockK
             if source is not None:
                 parts[key] = server.blocks[source]
     return parts
+
+
+def pretraining_phases(method: Method) -> list[Phase]:
+    """The phases as far as they train what is a silo's own: whatever comes down would overwrite the rest."""
+    own = {block for block, rule in method.plan.blocks.items() if rule.down is Down.NOTHING}
+    found = [replace(phase, trains=tuple(b for b in phase.trains if b in own)) for phase in method.phases]
+    return [phase for phase in found if phase.trains]
 
 
 class DistillationTrainer(Protocol):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.engines.base import FederationState, SiloState, participants_of
+from fedloom.engines.base import FederationState, SiloState, participants_of, pretraining_phases
 from fedloom.engines.distributed import shared_noise
-from fedloom.engines.training import Trainer, local_steps, pretraining_phases
+from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomWarning, unknown
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext

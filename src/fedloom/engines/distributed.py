@@ -22,7 +22,7 @@ def shared_noise(
     config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
 ) -> tuple[SiloPrivacy, ...]:
     """Each silo's privacy with noise that suffices for the strictest silo, of which each silo adds its share."""
-    problem = next(_problems(config, method, privacies), "")
+    problem = next(_problems(config, federation, method, privacies), "")
     if problem:
         raise ConfigError(f"privacy.trust = 'distributed' is for one clipped sum in a round, but {problem}")
     trust = Distributed(len(federation), config.privacy.tolerated)
@@ -37,12 +37,23 @@ def of_sums(method: Method) -> Method:
     return replace(method, plan=method.plan.summed(), aggregator=replace(method.aggregator, weighting="equal"))
 
 
-def _problems(config: Config, method: Method, privacies: Sequence[SiloPrivacy]) -> Iterator[str]:
+def takes_step_with_sum(method: Method, privacies: Sequence[SiloPrivacy]) -> bool:
+    """Whether a simulation, too, has whole numbers added up and the round's one step taken by whoever sees the sum.
+
+    Else each silo takes the step with a share of continuous noise, and their mean comes to the same. That will not do
+    where a copy gets noise from silos that do not have it, or where payloads must not come from a silo's own step.
+    """
+    shared = any(isinstance(privacy.trust, Distributed) for privacy in privacies)
+    grouped = any(rule.scope is Scope.GROUP for rule in method.plan.blocks.values())
+    return shared and bool(method.phases) and (grouped or bool(method.payloads))
+
+
+def _problems(
+    config: Config, federation: Federation, method: Method, privacies: Sequence[SiloPrivacy]
+) -> Iterator[str]:
     """Why the server would see more than sums, or silos would need more noise than others add for them."""
     if any(len(privacy.rounds) < config.rounds for privacy in privacies):
         yield f"silos are absent from some rounds (participation.rate = {config.participation.rate:g}); it must be 1"
-    if method.phases and method.payloads:
-        yield f"method '{method.name}' both trains and sends payload '{method.payloads[0].name}'"
     for rule in method.payloads:
         if rule.statistic.problem:
             yield f"payload '{rule.name}' is no such sum: {rule.statistic.problem}"
@@ -50,6 +61,20 @@ def _problems(config: Config, method: Method, privacies: Sequence[SiloPrivacy]) 
         yield f"method '{method.name}' has {len(method.phases)} phases"
     for phase in method.phases:
         yield from _problems_of(phase, config, method, privacies)
+    for block, shared in method.plan.blocks.items():
+        if shared.scope is Scope.GROUP:
+            yield from _small_groups(block, config.privacy.tolerated, federation)
+
+
+def _small_groups(block: str, tolerated: int, federation: Federation) -> Iterator[str]:
+    """Groups of which those that are tolerated could tell the only other silo's part in their sum."""
+    for number, group in enumerate(federation.groups):
+        members = sum(number in silo.groups for silo in federation.silos)
+        if members < tolerated + 2:
+            yield (
+                f"block '{block}' is summed inside group '{group}', which has {members} silos, and it takes at least "
+                f"{tolerated + 2}: 2 beside those that may collude or drop out (privacy.tolerated = {tolerated})"
+            )
 
 
 def _problems_of(phase: Phase, config: Config, method: Method, privacies: Sequence[SiloPrivacy]) -> Iterator[str]:
@@ -60,9 +85,11 @@ def _problems_of(phase: Phase, config: Config, method: Method, privacies: Sequen
         yield f"the steps of '{phase.optimizer.name}' are not proportional to the sum; set local.optimizer = 'sgd'"
     if phase.optimizer.clip_norm:
         yield f"local.clip_norm = {phase.optimizer.clip_norm:g} shortens each silo's step by itself; set 0"
+    if phase.optimizer.keep and phase.optimizer.momentum:
+        yield "local.keep_optimizer keeps the momentum of steps that no silo takes by itself; set false"
     for block, rule in method.plan.blocks.items():
-        if rule.scope not in (Scope.GLOBAL, Scope.SERVER):
-            yield f"block '{block}' has scope '{rule.scope}', not 'global': more than the sum depends on records"
+        if rule.scope is Scope.SILO:
+            yield f"block '{block}' has scope 'silo', not 'global' or 'group': more than sums depends on records"
     if method.settle is not unchanged:
         yield f"method '{method.name}' changes a silo's weights after its step"
     if config.privacy.clipping != "fixed":

@@ -16,6 +16,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
+from fedloom.engines.distributed import takes_step_with_sum
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
@@ -65,6 +66,8 @@ class FusedEngine:
                 raise UnsupportedError("privacy.pretraining is not built into the fused engine")
             if not trainer.method.phases:
                 raise UnsupportedError(f"method '{trainer.method.name}' trains nothing at the silos")
+            if takes_step_with_sum(trainer.method, trainer.privacy):
+                raise UnsupportedError("the fused engine shares no noise of groups, or beside payloads")
         self.chunk = options.chunk
         self._stacks = stacks_of(self._trainers, options.device) if stacks is None else stacks
         # Before layers are rewritten: what is put in their place has no rules for the gradients of examples.

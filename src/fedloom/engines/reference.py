@@ -15,6 +15,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fedloom.engines.base import (
@@ -27,10 +28,13 @@ from fedloom.engines.base import (
     SiloState,
     Task,
     conclude,
+    finished,
     received_by,
     site_of,
 )
 from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
+from fedloom.engines.distributed import takes_step_with_sum
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, stepped_by
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
@@ -78,11 +82,23 @@ class ReferenceEngine:
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
-        results = []
-        for result in self.train(self.tasks(job.state, job.context, job.secrets)):
+        trainer, summed = self._trainer, self._sum(job.context.round)
+        tasks, results = self.tasks(job.state, job.context, job.secrets), list[Result]()
+        for result in self.train([replace(task, step=summed.step) for task in tasks] if summed else tasks):
             job.on_silo(result)
             results.append(result)
-        return conclude(self._trainer.method, job.state, job.context, results, self._trainer.streams, distiller=self)
+        if summed is None or not results:
+            return conclude(trainer.method, job.state, job.context, results, trainer.streams, distiller=self)
+        total = np.sum([summed.integers(result.update) for result in results], axis=0)
+        found = stepped_by(trainer, trainer.method, summed.update(total, job.context.round), job.state, job.context)
+        return finished(trainer.method, job.state, job.context, results, found, self)
+
+    def _sum(self, round: int) -> MaskedSum | None:
+        """What silos add up in a round whose step is taken with the sum."""
+        trainer = self._trainer
+        if not takes_step_with_sum(trainer.method, trainer.privacy):
+            return None
+        return SummedRounds(trainer.config, trainer.federation, trainer.method, trainer.privacy[0]).of(round)
 
     @property
     def device(self) -> torch.device:

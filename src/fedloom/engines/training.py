@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.config import Config
-from fedloom.engines.base import Result, SiloState, Task, participants_of, result_of_gradients, site_of
+from fedloom.engines.base import (
+    Result,
+    SharedStep,
+    SiloState,
+    Task,
+    counts_of,
+    participants_of,
+    pretraining_phases,
+    result_of_gradients,
+    site_of,
+)
 from fedloom.engines.batches import EpochBatches, crew_of_one
 from fedloom.engines.local_state import LocalState
 from fedloom.engines.optimizers import gradients_of_mean
@@ -30,12 +40,12 @@ from fedloom.federation.records import Batch, Federation, Records, Silo, batch_o
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.methods.base import Method, Phase, some_model
 from fedloom.objectives.base import Step
-from fedloom.privacy.grids import Grid
 from fedloom.privacy.noise import NoiseKey, Randomness, StreamNoise
 from fedloom.privacy.payload_sums import Query, SumNoise
 from fedloom.privacy.silo_privacy import SiloPrivacy, unit_numbers
+from fedloom.sharing.codec import SLOT, flat
 from fedloom.sharing.compression import UNCOMPRESSED, Compressed
-from fedloom.sharing.plan import Down, Tensors
+from fedloom.sharing.plan import Tensors
 from fedloom.sharing.update import EgressRecord, Update, pass_egress
 from fedloom.streams import Streams
 
@@ -100,10 +110,12 @@ class Trainer:
         received = {name: tensor.to(self.device, copy=True) for name, tensor in task.received.items()}
         learners = learners_of(self.method.phases, model, state)
         bounds = {phase: bound[0] for phase, bound in state.bounds.items()}
-        if task.grid is not None:
-            sent = self._gradients(task, task.grid, model, learners[0], received, bounds)
-            silo, seconds = self.federation.silos[task.silo].name, time.perf_counter() - start
-            return result_of_gradients(task, silo, self.counts(task.silo), sent, seconds)
+        if task.step is not None:
+            gradients = self._gradients(task, task.step, model, learners[0], received, bounds)
+            # Payloads come from the model as it came down: a silo alone never has the next one.
+            weights = model.cpu().state_dict()
+            update, egress = self.sent(task, weights, codes={})
+            return result_of_gradients(task, update, egress, gradients, time.perf_counter() - start)
         self._pretrain(task, model, received, bounds)
 
         sums: dict[str, Tensor] = {}
@@ -128,12 +140,18 @@ class Trainer:
         )
 
     def _gradients(
-        self, task: Task, grid: Grid, model: nn.Module, learner: Learner, received: Tensors, bounds: Tensors
+        self, task: Task, step: SharedStep, model: nn.Module, learner: Learner, received: Tensors, bounds: Tensors
     ) -> Tensors:
-        """Those of the one step, as whole steps of a grid: whoever sees the sum of all silos' takes it."""
+        """Those of the one step, as whole steps of a grid: whoever sees the sum of all silos' takes it.
+
+        Of other groups' copies they are zero, but for the noise: everybody's covers every record.
+        """
         private = self._private(task, bounds)
         words = private.randomness.words(NoiseKey(task.silo, task.context.round, 0))
-        return grid.released(private.total(model, learner, received), self.privacy[task.silo].units, words)
+        site = site_of(self.federation, task.silo)
+        own = flat("", self.method.plan.split(private.total(model, learner, received), site), SLOT)
+        total = {name: own.get(name, torch.zeros(shape)) for name, shape in step.shapes.items()}
+        return step.grid.released(total, self.privacy[task.silo].units, words)
 
     def step_by(self, silo: int, received: Tensors, gradients: Tensors, context: RoundContext) -> Tensors:
         """A model's weights after the one step of a round that these gradients make."""
@@ -155,13 +173,14 @@ class Trainer:
         return state
 
     def sent(self, task: Task, weights: Tensors, codes: Tensors) -> tuple[Update, EgressRecord]:
-        """What leaves a silo at the end of a round, through the egress guard; of a trial only its blocks.
+        """What leaves a silo at the end of a round, through the egress guard.
 
-        ``codes`` stand for weights that travel compressed.
+        Of a trial only its blocks; of a step that is taken with a sum all but these. ``codes`` stand for weights that
+        travel compressed.
         """
         plan, site, silo = self.method.plan, site_of(self.federation, task.silo), task.silo
-        trial = task.step_limit is not None
-        parts, coded = plan.split(weights, site), plan.split(codes, site)
+        trial, summed = task.step_limit is not None, task.step is not None
+        parts, coded = {} if summed else plan.split(weights, site), plan.split(codes, site)
         update = Update(
             silo=site.name,
             round=task.context.round,
@@ -305,29 +324,16 @@ class Trainer:
         return found
 
     def counts(self, silo: int) -> dict[str, float]:
-        """How many records, or subjects where they are protected, are behind a silo's copies: in all and per group.
-
-        A subject with records of several groups counts in each of them.
-        """
+        """How many records, or subjects where they are protected, are behind a silo's copies: in all and per group."""
         if silo not in self._counted:
-            self._counted[silo] = self._count(silo)
+            owner = self.federation.silos[silo]
+            subject = unit_numbers(owner, self.privacy[silo].settings.unit) if self.privacy else None
+            self._counted[silo] = counts_of(owner, self.federation.groups, subject)
         return self._counted[silo]
 
     @cached_property
     def _counted(self) -> dict[int, dict[str, float]]:
         return {}
-
-    def _count(self, silo: int) -> dict[str, float]:
-        owner = self.federation.silos[silo]
-        subject = unit_numbers(owner, self.privacy[silo].settings.unit) if self.privacy else None
-
-        def units(rows: Tensor) -> float:
-            return float(rows.sum() if subject is None else len(torch.unique(subject[rows])))
-
-        return {
-            "all": units(torch.ones(len(owner), dtype=torch.bool)),
-            **{f"group={self.federation.groups[g]}": units(owner.train.group == g) for g in owner.groups},
-        }
 
 
 def state_of(
@@ -339,10 +345,3 @@ def state_of(
     state = LocalState(phases, weights, trained, task.received, task.mechanism, compressed=compressed)
     state.begin(task.context)
     return state
-
-
-def pretraining_phases(method: Method) -> list[Phase]:
-    """The phases as far as they train what is a silo's own: whatever comes down would overwrite the rest."""
-    own = {block for block, rule in method.plan.blocks.items() if rule.down is Down.NOTHING}
-    found = [replace(phase, trains=tuple(b for b in phase.trains if b in own)) for phase in method.phases]
-    return [phase for phase in found if phase.trains]

@@ -192,6 +192,13 @@ class Ledger(Database):
             witness()
         return charges
 
+    def require(self, silo: str, releases: Mapping[str, Event]) -> None:
+        """Refuse now what could not be paid later: others may have paid by then."""
+        known = self._account_of(silo)
+        for budget in (self._tightened.get(silo), known and known[1]):
+            if budget and not budget.allows([*self.events(silo), *releases.values()]):
+                raise BudgetSpentError(f"silo '{silo}' sits out: it could not pay for {', '.join(releases)}")
+
     def _known(self, key: tuple[str, str, int, str], event: Event, content: str | None) -> Charge | int:
         """The charge for this very release, else how many attempts there were."""
         before = self._rows(

@@ -51,7 +51,7 @@ class Query:
     """What a statistic is computed from, once."""
 
     records: Records
-    model: nn.Module  # as it is after the round's training
+    model: nn.Module  # as it is after the round's training; where silos share noise, as it came down
     streams: Streams
     noise_key: NoiseKey
     noise: SumNoise | None  # None: the value is sent as it is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from fedloom.errors import FedloomError
 
@@ -29,17 +30,21 @@ def joined(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret, from as many shares as the threshold; more are not looked at."""
     if len(shares) < threshold:
         raise FedloomError(f"{len(shares)} shares do not give a secret that takes {threshold}")
-    chosen = sorted(shares)[:threshold]
-    value = sum(int.from_bytes(shares[place]) * _weight(place, chosen) for place in chosen) % PRIME
+    chosen = tuple(sorted(shares)[:threshold])
+    value = sum(int.from_bytes(shares[place]) * weight for place, weight in _weights(chosen).items()) % PRIME
     if value >> (8 * SECRET):
         raise FedloomError("shares do not belong to one secret")
     return value.to_bytes(SECRET)
 
 
-def _weight(place: int, places: Iterable[int]) -> int:
+@lru_cache(maxsize=4)  # the same silos give shares of every secret of a sum
+def _weights(places: tuple[int, ...]) -> dict[int, int]:
     """Lagrange's, at 0."""
-    above, below = 1, 1
-    for other in places:
-        if other != place:
-            above, below = above * other % PRIME, below * (other - place) % PRIME
-    return above * pow(below, -1, PRIME)
+    found = {}
+    for place in places:
+        above, below = 1, 1
+        for other in places:
+            if other != place:
+                above, below = above * other % PRIME, below * (other - place) % PRIME
+        found[place] = above * pow(below, -1, PRIME)
+    return found

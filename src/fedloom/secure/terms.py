@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from hashlib import sha256
 
 from fedloom.errors import ConfigError, FedloomError
@@ -55,7 +56,7 @@ class Terms:
         """A silo's number among the sum's, from 1."""
         return self.silos.index(silo) + 1
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """Of all that was agreed on: who has agreed on something else understands nothing that is said here."""
         told = [self.session, self.silos, self.threshold, self.ring.size, self.ring.bits]

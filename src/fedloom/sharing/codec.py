@@ -23,6 +23,8 @@ BLOCKS, PAYLOADS, AVERAGES, MEMORY, STATE, RECEIVED = (
     "received/",
 )
 
+SLOT = ":"  # between the copy of a block and its tensor, where many copies are one payload
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -37,16 +39,18 @@ def under(prefix: str, values: Mapping[str, Value]) -> dict[str, Value]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def flat(prefix: str, parts: Mapping[Key, Mapping[str, Tensor]]) -> Tensors:
+def flat(prefix: str, parts: Mapping[Key, Mapping[str, Value]], mark: str = "/") -> dict[str, Value]:
     """Tables of tensors by key as one table."""
-    return {f"{prefix}{key}/{name}": tensor for key, part in parts.items() for name, tensor in part.items()}
+    return {f"{prefix}{key}{mark}{name}": tensor for key, part in parts.items() for name, tensor in part.items()}
 
 
-def parts(prefix: str, tensors: Mapping[str, Tensor], key_of: Callable[[str], Key]) -> dict[Key, Tensors]:
-    """The inverse of :func:`flat`; ``key_of`` reads a key back. Names of single tensors hold no "/"."""
+def parts(
+    prefix: str, tensors: Mapping[str, Tensor], key_of: Callable[[str], Key], mark: str = "/"
+) -> dict[Key, Tensors]:
+    """The inverse of :func:`flat`; ``key_of`` reads a key back. Names of single tensors hold no ``mark``."""
     found: dict[Key, Tensors] = {}
     for name, tensor in under(prefix, tensors).items():
-        key, _, own = name.rpartition("/")
+        key, _, own = name.rpartition(mark)
         found.setdefault(key_of(key), {})[own] = tensor
     return found
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from fedloom.engines.base import initial_state, site_of
-from fedloom.engines.charging import shared_plans
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grants import Grant
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.secure_frames import SECURE, Asked, signed, words_to_sign
 from fedloom.engines.flower.work import TASK
-from fedloom.engines.masked_sums import MaskedSum, check_shared, masked_sum, threshold_of
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, check_shared, threshold_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Experiment
@@ -27,15 +26,10 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.secure.terms import Turn
 from fedloom.sharing.update import Update
 from local_grid import remote
-from secure_deployment import SEEDED, SILOS, SecureDeployment, fingerprints, five, shared_config
+from secure_deployment import SEEDED, SILOS, SecureDeployment, blocks_of, fingerprints, five, shared_config
 
 MOMENTS = shared_config("moments", SEEDED)
 TURNS = list(Turn)
-
-
-def blocks_of(run: object) -> dict[str, torch.Tensor]:
-    server = run.generator().server  # type: ignore[attr-defined]
-    return {f"{key}/{name}": tensor for key, part in server.blocks.items() for name, tensor in part.items()}
 
 
 @pytest.mark.parametrize("method", ["moments", "refined_moments"])
@@ -62,8 +56,7 @@ def updates() -> dict[str, Update]:
 def summed() -> MaskedSum:
     federation = remote(five())
     method = Experiment.of(MOMENTS, federation).method
-    plan = shared_plans(MOMENTS, federation, method, {silo.name: len(silo) for silo in five().silos})[0]
-    return masked_sum(MOMENTS, federation, method, plan, 1)
+    return SummedRounds.declared(MOMENTS, federation, method, {silo.name: len(silo) for silo in five().silos}).of(1)
 
 
 STEP = ("rounds=2", "local.steps=1", "local.optimizer=sgd", "local.learning_rate=0.5", "sharing.weights=equal")
@@ -78,14 +71,13 @@ def test_the_step_of_a_round_is_taken_with_the_sum_of_all_gradients(tmp_path: Pa
     state = initial_state(trainer.method, federation, config)
     for number in (1, 2):
         context = RoundContext(number, 2, tuple(range(SILOS)))
-        public = shared_plans(config, remote(federation), trainer.method, sizes)[0]
-        layout = masked_sum(config, federation, trainer.method, public, number)
+        layout = SummedRounds.declared(config, remote(federation), trainer.method, sizes).of(number)
         grid = layout.grids["update"]
         assert grid.effective == pytest.approx(plan.noise[number])
-        tasks = [replace(task, grid=grid) for task in ReferenceEngine(trainer).tasks(state, context)]
+        tasks = [replace(task, step=layout.step) for task in ReferenceEngine(trainer).tasks(state, context)]
         total = sum(layout.integers(trainer.train(task).update) for task in tasks)
         gradients = layout.update(total, number).payloads["update"]
-        mean = {name: tensor / SILOS for name, tensor in gradients.items()}
+        mean = {name.replace("@all:", "."): tensor / SILOS for name, tensor in gradients.items()}
         weights = trainer.step_by(0, tasks[0].received, mean, context)
         site = site_of(federation, 0)
         merged = {k: v for k, v in trainer.method.plan.split(weights, site).items() if v}
@@ -141,6 +133,12 @@ def test_a_silo_that_dies_at_a_turn_is_in_the_sum_if_its_numbers_had_come(turn: 
     assert memory["moments/records"].item() == total.counts["all"] == sum(40 + int(silo[1:]) for silo in there)
 
 
+def events_of(home: Path) -> int:
+    """How often a silo has paid."""
+    path = home / "ledger.sqlite"
+    return len(read_accounts(path)[0].events) if path.is_file() else 0
+
+
 @pytest.mark.parametrize("turn", TURNS)
 def test_with_too_few_left_nothing_is_unmasked_and_what_was_paid_stays_paid(turn: Turn, tmp_path: Path) -> None:
     meddling = killed_at(turn, "s1", "s4")
@@ -150,12 +148,10 @@ def test_with_too_few_left_nothing_is_unmasked_and_what_was_paid_stays_paid(turn
     assert "given up before anything was unmasked" in str(told.value)
     reached = [TURNS.index(Asked.of(frame).turn) for _, frame in place.asked if frame.kind == SECURE]
     assert max(reached) == TURNS.index(turn)
-    paid = [silo for silo in updates() if (place.path / silo / "ledger.sqlite").is_file()]
+    events = {silo: events_of(place.path / silo) for silo in updates()}
     died_before = {"s1", "s4"} if turn is Turn.MASKED else set()
-    assert set(paid) == (set(updates()) - died_before if TURNS.index(turn) >= TURNS.index(Turn.MASKED) else set())
-    for silo in paid:
-        (account,) = read_accounts(place.path / silo / "ledger.sqlite")
-        assert len(account.events) == 1
+    paid = set(updates()) - died_before if TURNS.index(turn) >= TURNS.index(Turn.MASKED) else set()
+    assert events == {silo: int(silo in paid) for silo in updates()}
     assert not (place.path / "server" / "checkpoints").exists() or not list(
         (place.path / "server" / "checkpoints").iterdir()
     )
@@ -170,9 +166,7 @@ def test_a_round_that_was_given_up_is_another_release_when_it_is_done_again(tmp_
         place.run()
     place.meddling = lambda silo, frame: frame
     place.run()
-    for silo in updates():
-        (account,) = read_accounts(place.path / silo / "ledger.sqlite")
-        assert len(account.events) == 2
+    assert [events_of(place.path / silo) for silo in updates()] == [2] * SILOS
 
 
 def test_neither_the_server_nor_its_folder_has_a_single_silos_numbers(tmp_path: Path) -> None:
@@ -231,8 +225,7 @@ def test_numbers_are_asked_for_once_and_paid_for_once(tmp_path: Path) -> None:
     place = SecureDeployment(tmp_path, replace(MOMENTS, rounds=1), five(), meddling=twice)
     place.run()
     assert any("silo 's2' is asked for 'masked' after" in reason for reason in place.reasons("refused"))
-    (account,) = read_accounts(place.path / "s2" / "ledger.sqlite")
-    assert len(account.events) == 1
+    assert events_of(place.path / "s2") == 1
 
 
 def test_a_silo_that_was_started_again_has_dropped_out(tmp_path: Path) -> None:

@@ -38,5 +38,7 @@ def asked_in(frame: Frame) -> dict[str, Any]:
     header, number = frame.header, frame.header.get("round")
     facts: dict[str, Any] = {"kind": str(header.get("kind", ""))[:LENGTH], "run": str(header.get("run", ""))[:LENGTH]}
     facts |= {"round": number if type(number) is int else 0}
+    if "turn" in header:
+        facts |= {"turn": str(header["turn"])[:LENGTH]}
     experiment = str(header.get("experiment", ""))
     return facts | {"experiment": sha256(experiment.encode(errors="replace")).hexdigest()} if experiment else facts

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, finished, received_by, site_of
-from fedloom.engines.charging import shared_plans
 from fedloom.engines.distributed import of_sums
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import Event, ShortRoundError
@@ -18,19 +17,14 @@ from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.secure_frames import SECURE, Asked
 from fedloom.engines.flower.wire import Answer, Question, Wire
 from fedloom.engines.flower.work import REFUSED, Order
-from fedloom.engines.masked_sums import MaskedSum, masked_sum, terms_of
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, stepped_by, terms_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
-from fedloom.federation.rounds import RoundContext
-from fedloom.methods.steps import ServerRound
-from fedloom.privacy.ledger import UPDATE
 from fedloom.privacy.signatures import is_signed
-from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.secure.collector import Collector
 from fedloom.secure.terms import SecureSumError, Turn
 from fedloom.sharing.codec import packed
-from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import Update
 
 Departure = Literal["missing", "refused", "failed", "rejected"]
@@ -85,17 +79,15 @@ class SecureEngine:
         self._server.close()
 
     @cached_property
-    def _plan(self) -> SiloPrivacy:
-        """That of any silo: what is public about the sums is alike in all."""
+    def _sums(self) -> SummedRounds:
         trainer = self._trainer
-        return shared_plans(trainer.config, trainer.federation, trainer.method, self._records)[0]
+        return SummedRounds.declared(trainer.config, trainer.federation, trainer.method, self._records)
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """One round, with those silos that stayed to the end of the sum, or none."""
-        config, federation, context = self._trainer.config, self._trainer.federation, job.context
-        summed = masked_sum(config, federation, self._trainer.method, self._plan, context.round)
-        attempt = secrets.token_hex(8)
-        terms = terms_of(config, self._silos, self._run, context, attempt, summed)
+        context, attempt = job.context, secrets.token_hex(8)
+        summed = self._sums.of(context.round)
+        terms = terms_of(self._trainer.config, self._silos, self._run, context, attempt, summed)
         sum = _Sum(Collector(terms, self._genuine), summed)
         for turn in Turn:
             self._ask_all(sum, Asked(self._run, context.round, attempt, turn), job)
@@ -115,20 +107,8 @@ class SecureEngine:
         context, state = replace(job.context, participants=tuple(result.silo for result in came)), job.state
         for result in came:
             job.on_silo(result)
-        streams, device = self._trainer.streams, self._server.device
-        merged = self._merged(total, state, context) if UPDATE in total.payloads else {}
-        found = self._method.server_step(
-            ServerRound(state.server, state.server, merged, [total], context, streams, device)
-        )
+        found = stepped_by(self._trainer, self._method, total, state, context)
         return finished(self._method, state, context, came, found, self._server)
-
-    def _merged(self, total: Update, state: FederationState, context: RoundContext) -> dict[BlockKey, Tensors]:
-        """What all silos' mean would be had each taken the step with its own part of the sum."""
-        plan, site = self._method.plan, site_of(self._trainer.federation, 0)
-        received, count = received_by(plan, state.server, site), len(context.participants)
-        mean = {name: tensor / count for name, tensor in total.payloads[UPDATE].items()}
-        weights = self._trainer.step_by(0, received, mean, context)
-        return {key: part for key, part in plan.split(weights, site).items() if key.block in plan.merged}
 
     def _ask_all(self, sum: _Sum, asked: Asked, job: Job) -> None:
         """Ask everybody who is awaited, until they have answered or have gone, or time is up."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from fedloom.engines.base import Result
 from fedloom.engines.charging import shares_noise
-from fedloom.engines.flower.assignments import Prepared
+from fedloom.engines.flower.assignments import Assignment, Prepared
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.secure_frames import SECURE, Asked
 from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import TASK, RefusedError
-from fedloom.engines.masked_sums import MaskedSum, masked_sum, terms_of
-from fedloom.privacy.ledger import UPDATE
+from fedloom.engines.masked_sums import MaskedSum, SummedRounds, terms_of
+from fedloom.operations.spending import refuse_held
 from fedloom.privacy.signatures import fingerprint, is_signed
 from fedloom.secure.party import Party
 from fedloom.secure.terms import Genuine, Parts, SecureSumError, Turn
@@ -66,19 +66,30 @@ class SecureSiloService(SiloService):
 
     def _begun(self, asked: Asked, frame: Frame) -> Frame:
         """The first turn: all that can be refused is refused before there are keys."""
-        task = Frame({**frame.header, "kind": TASK}, frame.parts)
+        header = {name: value for name, value in frame.header.items() if name != "turn"}
+        task = Frame({**header, "kind": TASK}, frame.parts)
         assignment = self._assignment(task)
         order, plan, trainer = assignment.order, assignment.prepared.privacy, assignment.prepared.trainer
         if plan is None or not shares_noise(order.config):
             raise RefusedError("a secure sum is for experiments with privacy.trust = 'distributed'")
-        summed = masked_sum(order.config, self._federation, trainer.method, plan, order.context.round)
+        summed = SummedRounds(order.config, self._federation, trainer.method, plan).of(order.context.round)
         silos = [silo.name for silo in self._federation.silos]
         terms = terms_of(order.config, silos, order.run, order.context, asked.attempt, summed)
         genuine = self._genuine(frame.header.get("registered"), assignment.prepared)
+        self._require_payable(assignment)
         # The registered key is not here: what is to be signed leaves as words, and is signed on its way.
         party = Party(terms, self._silo.name, lambda words: words, genuine)
         self._sum = SumTask(asked, task, summed, party)
         return asked.answered(party.keys())
+
+    def _require_payable(self, assignment: Assignment) -> None:
+        """Others pay for a sum that is given up, too: who cannot pay has no part in it."""
+        refuse_held(self._home)
+        ledger = self.ledger(assignment.prepared.grant)
+        try:
+            ledger.require(self._silo.name, assignment.prepared.events(assignment.order.context.round))
+        finally:
+            ledger.close()
 
     def _genuine(self, registered: object, prepared: Prepared) -> Genuine:
         """By keys that the server hands out, and that this silo's operator knows by their fingerprints."""
@@ -102,8 +113,8 @@ class SecureSiloService(SiloService):
         results: list[Result] = []
 
         def make() -> Frame:
-            grid = found.summed.grids.get(UPDATE)
-            results.append(self._trained(replace(assignment, task=replace(assignment.task, grid=grid))))
+            task = replace(assignment.task, step=found.summed.step)
+            results.append(self._trained(replace(assignment, task=task)))
             return asked.answered(found.party.masked(letters, found.summed.integers(results[0].update)))
 
         def store(answer: Frame) -> None:
