@@ -37,6 +37,8 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import DistillationJob, Distilled
 from fedloom.sharing.codec import RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
 
+ALLOCATOR = "DefaultCPUAllocator"  # torch's, when it finds no memory
+
 _trainer: Trainer  # in a worker process: set once, before any task
 
 
@@ -79,10 +81,12 @@ class ReferenceEngine:
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
         results = []
-        for result in self.train(self.tasks(job.state, job.context, job.secrets)):
-            job.on_silo(result)
-            results.append(result)
-        return conclude(self._trainer.method, job.state, job.context, results, self._trainer.streams, distiller=self)
+        with _memory_named():
+            for result in self.train(self.tasks(job.state, job.context, job.secrets)):
+                job.on_silo(result)
+                results.append(result)
+            streams = self._trainer.streams
+            return conclude(self._trainer.method, job.state, job.context, results, streams, distiller=self)
 
     @property
     def device(self) -> torch.device:
@@ -137,6 +141,20 @@ class ReferenceEngine:
         """Stop the workers."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _memory_named() -> Iterator[None]:
+    """Say in a sentence that there is too little; torch has no class of its own for that on a CPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ALLOCATOR not in str(error):
+            raise
+        raise FedloomError(
+            "a silo's training does not fit into this machine's memory: take a smaller local.batch_size, smaller "
+            "images, or, for a flow, less engine.pass_memory"
+        ) from error
 
 
 @contextlib.contextmanager

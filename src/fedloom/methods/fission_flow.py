@@ -25,6 +25,8 @@ from fedloom.outline import in_outline
 from fedloom.settings import all_positive, at_least, share
 from fedloom.sharing.plan import GLOBAL, GROUP, SharingPlan
 
+FLOAT, MEGABYTE = 4, 2**20  # bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class FissionFlowOptions(LabelOptions):
@@ -102,11 +104,14 @@ def make(setting: Setting, options: FissionFlowOptions) -> Method:
         options.dropout,
     )
     flow = ImageFlow(options.solver, options.steps, options.widths[0], classes, options.guidance)
+    kept = FLOAT * options.draws * options.size.numbers(setting.shape)
+    at_once = max(1, int(setting.config.engine.pass_memory * MEGABYTE / kept))
+    phase = Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local), at_once=at_once)
     method = Method(
         name="fission_flow",
         plan=plan,
         build=Build(setting, plan, options),
-        phases=(Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local)),),
+        phases=(phase,),
         server_step=Merged(),
         pathways=image_ways(flow, setting.shape, tuple(blocks)),
     )
