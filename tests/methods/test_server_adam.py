@@ -92,4 +92,3 @@ def test_the_rate_of_a_single_step_at_silos_cancels(tmp_path: Path) -> None:
 def test_a_method_that_averages_nothing_has_nothing_to_move() -> None:
     with pytest.raises(ConfigError, match="'adam' has nothing to move: method 'align_fl' averages no block"):
         Experiment.of(load_config("demo", ["method.name=align_fl", "server.step=adam"]), None)
-
