@@ -86,7 +86,7 @@ class LanedGradients:
         leaves = [weights[name].detach().requires_grad_() for name in self._trained]
         lent = {**weights, **dict(zip(self._trained, leaves, strict=True))}
         shares = columns["mask"] / columns["mask"].sum()
-        slopes: Sequence[Tensor] = ()
+        slopes: tuple[Tensor, ...] = ()
         for rows in slices_of(len(shares), self._at_once):
             mine, drawn = ({name: tensor[rows] for name, tensor in each.items()} for each in (columns, noise))
             loss, part = self._mean_losses(lent, mine, drawn, received, shares[rows])

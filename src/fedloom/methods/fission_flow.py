@@ -9,7 +9,7 @@ upward half is the group's and all before it everybody's. With classes it learns
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedloom.errors import ConfigError
@@ -17,6 +17,7 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting, branched
 from fedloom.methods.image_flows import ImageFlow, image_ways
 from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.reflow import Reflow, with_reflow
 from fedloom.methods.steps import Merged
 from fedloom.models.flow import Solver
 from fedloom.models.unet import Embedding, FlowUNet, Middle, UNetSize, WayDown, WayUp
@@ -47,6 +48,8 @@ class FissionFlowOptions(LabelOptions):
     solver: Solver = "heun"  # of the way from noise to a sample
     steps: int = field(default=25, metadata=at_least(1))  # of the solver
     guidance: float = field(default=0.0, metadata=at_least(0))  # how far samples lean towards their class
+    # Euler's steps by which samples follow ways that the server straightens in the last round; 0: it does not.
+    reflow: int = field(default=0, metadata=at_least(0))
 
     @property
     def size(self) -> UNetSize:
@@ -107,15 +110,20 @@ def make(setting: Setting, options: FissionFlowOptions) -> Method:
     kept = FLOAT * options.draws * options.size.numbers(setting.shape)
     at_once = max(1, int(setting.config.engine.pass_memory * MEGABYTE / kept))
     phase = Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local), at_once=at_once)
-    method = Method(
+    made = Method(
         name="fission_flow",
         plan=plan,
         build=Build(setting, plan, options),
         phases=(phase,),
         server_step=Merged(),
-        pathways=image_ways(flow, setting.shape, tuple(blocks)),
+        pathways=image_ways(flow, setting.shape, tuple(blocks), options.reflow),
     )
-    return with_labels(method, setting, options) if labelled else method
+    made = with_labels(made, setting, options) if labelled else made
+    if not options.reflow:
+        return made
+    server = setting.config.server
+    teacher = replace(flow, guidance=0.0)  # what leans on classes may still do so along straight ways
+    return with_reflow(made, Reflow(made, teacher, setting.shape, server, at_once), server.step)
 
 
 RECIPE = Recipe(

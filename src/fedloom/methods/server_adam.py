@@ -38,6 +38,11 @@ class ServerAdam(ServerStep):
         """Whether the step behind it does."""
         return self.then.needs_each
 
+    @property
+    def closes(self) -> bool:
+        """Whether the step behind it does."""
+        return self.then.closes
+
     def initial(self, streams: Streams, /) -> ServerState:
         """What the step behind it brings."""
         return self.then.initial(streams)
