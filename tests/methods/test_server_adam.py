@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedloom.config import load_config
+from fedloom.engines.base import initial_state
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, resume, train
 from fedloom.federation.rounds import RoundContext
@@ -87,6 +88,33 @@ def test_the_rate_of_a_single_step_at_silos_cancels(tmp_path: Path) -> None:
             moved = (tensor - other[key][name]).abs()
             assert moved.max() < 2e-3  # where a gradient is lost in rounding its sign may be another
             assert moved.mean() < 2e-6, (key, name)
+
+
+def test_it_needs_the_noisy_sum_alone(tmp_path: Path) -> None:
+    """Noise is in every gradient, so the first step moves every weight, and each by the learning rate."""
+    settings = (
+        "method.name=fedvae",
+        "rounds=1",
+        "local.steps=1",
+        "local.optimizer=sgd",
+        "local.learning_rate=1.0",
+        "server.step=adam",
+        "server.learning_rate=0.01",
+        "privacy.mechanism=dp-sgd",
+        "privacy.epsilon=1",
+        "privacy.accountant=rdp",
+        "privacy.trust=distributed",
+        "privacy.noise=test",
+    )
+    config = tiny_config(*settings)
+    experiment = Experiment.of(config, None)
+    before = initial_state(experiment.method, experiment.federation, config).server.blocks
+    after = train(config, tmp_path / "run").generator().server.blocks
+    for key, block in before.items():
+        for name, tensor in block.items():
+            moved = (after[key][name] - tensor).abs()
+            assert moved.max().item() == pytest.approx(0.01, rel=1e-3)
+            assert (moved > 0.0099).double().mean().item() > 0.999  # all but gradients of hardly any length
 
 
 def test_a_method_that_averages_nothing_has_nothing_to_move() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedloom.errors import ConfigError
 from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.models.flow import SOLVERS, Solver
 from fedloom.models.unet import FlowUNet
@@ -52,6 +53,8 @@ class ImageFlow:
 
 def image_ways(flow: ImageFlow, shape: tuple[int, ...], blocks: tuple[str, ...], few: int) -> dict[str, Pathway]:
     """With a class where the network knows classes, and without one; first in ``few`` steps, where they suffice."""
+    if flow.guidance and not flow.classes:
+        raise ConfigError(f"method.guidance = {flow.guidance:g} needs classes to lean on: add 'label' to method.told")
     ways = {"flow": flow}
     if few:
         ways = {"few": replace(flow, solver="euler", steps=few), **ways}

@@ -15,7 +15,7 @@ from fedloom.config import LocalConfig, ServerConfig
 from fedloom.errors import ConfigError
 from fedloom.federation.records import UNLABELLED, Records, concatenate
 from fedloom.federation.rounds import Site
-from fedloom.methods.base import Method, OptimizerRule, Phase, some_model
+from fedloom.methods.base import Method, OptimizerRule, Phase, Setting, some_model
 from fedloom.methods.image_flows import ImageFlow
 from fedloom.methods.steps import DistillationJob, Distilled, ServerRound, ServerState, ServerStep, Stepped, Steps
 from fedloom.objectives.rectified_flow import Straightened
@@ -99,14 +99,17 @@ class Reflow(ServerStep):
         return Site("server", tuple(range(len(self.method.plan.groups))))
 
 
-def with_reflow(method: Method, reflow: Reflow, step: str) -> Method:
+def with_reflow(method: Method, flow: ImageFlow, setting: Setting, at_once: int) -> Method:
     """The method with a last round that straightens its ways; refused where the server lacks a block, or is busy."""
+    server = setting.config.server
     for block, rule in method.plan.blocks.items():
         if block not in method.plan.merged:
             raise ConfigError(f"method.reflow straightens what the server has, but block '{block}' is '{rule.scope}'")
-    if step not in STEPS_BEFORE:
+    if server.step not in STEPS_BEFORE:
         raise ConfigError(
-            f"method.reflow needs server.step to be one of {', '.join(STEPS_BEFORE)}: with '{step}' the server has "
-            "something else to learn in the last round"
+            f"method.reflow needs server.step to be one of {', '.join(STEPS_BEFORE)}: with '{server.step}' the server "
+            "has something else to learn in the last round"
         )
+    teacher = replace(flow, guidance=0.0)  # what leans on classes may still do so along straight ways
+    reflow = Reflow(method, teacher, setting.shape, server, at_once)
     return replace(method, server_step=Steps((method.server_step, reflow)))

@@ -22,6 +22,7 @@ from fedloom.models.networks import route_all
 NORM_GROUPS = 8  # at most; fewer where they do not divide a width
 FREQUENCIES = 32  # of the waves by which the network sees the time
 FASTEST = 1000.0  # of them
+FLOAT, MEGABYTE = 4, 2**20  # bytes
 # Times an image at a size that a block down and one up keep for their gradients, those in the middle, and attention.
 KEPT_BY_BLOCKS, KEPT_BY_MIDDLE, KEPT_BY_ATTENTION = 20, 8, 6
 
@@ -60,6 +61,10 @@ class UNetSize:
             if level + 1 == len(self.widths):
                 found += KEPT_BY_MIDDLE * width * places + attention * bool(self.attention)
         return found
+
+    def at_once(self, image: tuple[int, ...], draws: int, megabytes: float) -> int:
+        """Of how many examples, each drawn so many times, that memory holds what a step keeps; at least one."""
+        return max(1, int(megabytes * MEGABYTE / (FLOAT * draws * self.numbers(image))))
 
     def check(self, image: tuple[int, ...]) -> None:
         """Complain about images that cannot be halved so often."""
