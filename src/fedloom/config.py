@@ -213,10 +213,11 @@ class LocalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What the server does with the updates; settings but ``step``, ``merge``, ``averaging`` are for distillation."""
+    """What the server does with the updates; most settings are for distillation."""
 
-    # "mean": average by scope. "distil": train on samples of the decoders that silos send. "mean+distil": both, on
-    # samples of what was averaged too. "auto": "mean", or "distil" where the sharing plan leaves nothing to average.
+    # "mean": average by scope. "adam": the same, as a gradient for an Adam of the server's. "distil": train on samples
+    # of the decoders that silos send. "mean+distil": both, on samples of what was averaged too. "auto": "mean", or
+    # "distil" where the sharing plan leaves nothing to average.
     # 'fedloom list server-steps' names them, with those of plug-ins.
     step: str = "auto"
     merge: MergeConfig = field(default_factory=MergeConfig, metadata=LATER)
@@ -232,7 +233,7 @@ class ServerConfig:
     targets: Literal["means", "samples"] = "means"  # what a decoder gives: its mean image, or a draw around it
     epochs: int = field(default=10, metadata=at_least(1))  # of a round, over the samples
     batch_size: int = field(default=128, metadata=at_least(1))  # samples of a step
-    learning_rate: float = field(default=1e-3, metadata=above(0))  # of the server's Adam
+    learning_rate: float = field(default=1e-3, metadata=above(0))  # of the server's Adam, in a distillation or "adam"
     keep_optimizer: bool = False  # its moments stay from round to round
     patience: int = field(default=10, metadata=at_least(1))  # rounds of silence after which a silo is warned of
     # Samples are of a running mean of the server's weights over the rounds, whose past counts so much; 0: the newest.
@@ -272,6 +273,8 @@ class EngineConfig:
     precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local steps; merging stays float32
     workers: int = field(default=0, metadata=at_least(0))  # silos at once, in processes; 0: by rule, in threads
     threads: int = field(default=0, metadata=at_least(0))  # of each worker; 0: one
+    # MB that a flow's network may keep of a silo's batch for its gradients: what needs more is taken in smaller passes.
+    pass_memory: float = field(default=2048.0, metadata=above(0))
     state_memory: float = field(default=512.0, metadata=above(0))  # MB of what silos keep; beyond it, it lies on disk
     checkpoint_every: int = field(default=1, metadata=at_least(1))  # rounds
     keep_checkpoints: int = field(default=2, metadata=at_least(1))  # the newest so many

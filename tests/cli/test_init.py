@@ -96,6 +96,7 @@ def test_an_option_is_not_asked_for(tmp_path: Path) -> None:
         (FoundKind.VECTORS, 1.0, Place.HERE, "embeddings/private"),
         (FoundKind.VECTORS, 1.0, Place.MACHINES, "federation/embeddings"),
         (FoundKind.IMAGES, 1.0, Place.MACHINES, "federation/images"),
+        (FoundKind.IMAGES, 10.0, Place.HERE, "images/private"),
         (FoundKind.ROWS, 1.0, Place.MACHINES, "federation/tables"),
         (FoundKind.ROWS, 0.0, Place.HERE, "tables/own"),
     ],

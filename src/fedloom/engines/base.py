@@ -305,5 +305,6 @@ def settled(
             terms[name] = terms.get(name, 0.0) + value * result.steps / steps
     terms |= {f"server/{name}": value for name, value in reported.items()}
     report = RoundReport(context, tuple(result.egress for result in results), terms, steps)
-    server = server.averaged(state.server.averages, method.averaging)
+    anew = method.server_step.closes and context.round == context.rounds
+    server = server.averaged({} if anew else state.server.averages, method.averaging)
     return replace(state, round=context.round, server=server, silos=silos), report

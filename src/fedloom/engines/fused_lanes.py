@@ -17,7 +17,7 @@ from fedloom.engines.batches import gathered
 from fedloom.engines.fused_stack import Stack
 from fedloom.engines.fused_step import Batching, autocast, in_float32, laid_out
 from fedloom.methods.base import Phase
-from fedloom.objectives.base import Step
+from fedloom.objectives.base import Step, slices_of
 from fedloom.objectives.lending import Lending, batch_of_columns
 from fedloom.sharing.plan import Tensors
 
@@ -57,7 +57,7 @@ class LanedGradients:
         self._records, self._decode = stack.table, stack.table.records.modality.decode
         self._batching, self._device, self._lanes = batching, stack.device, lanes
         self._lending = Lending(batching.model, phase.objective)
-        self._trained, self._room = tuple(trained), room
+        self._trained, self._room, self._at_once = tuple(trained), room, phase.at_once
         halved = _in_products(batching.model) if batching.precision == "bf16" else set()
         self._halved = {name: _rounded_room(room[name]) for name in trained if name in halved}
         self._mean_losses = batching.quickened(self._of_one)
@@ -82,18 +82,26 @@ class LanedGradients:
         return found
 
     def _step(self, silo: int, inputs: Sequence[Tensors], means: list[Tensor]) -> None:
-        weights, *rest = ({name: tensor[silo] for name, tensor in tensors.items()} for tensors in inputs)
+        weights, columns, noise, received = ({n: tensor[silo] for n, tensor in each.items()} for each in inputs)
         leaves = [weights[name].detach().requires_grad_() for name in self._trained]
-        loss, means[silo] = self._mean_losses({**weights, **dict(zip(self._trained, leaves, strict=True))}, *rest)
-        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        lent = {**weights, **dict(zip(self._trained, leaves, strict=True))}
+        shares = columns["mask"] / columns["mask"].sum()
+        slopes: tuple[Tensor, ...] = ()
+        for rows in slices_of(len(shares), self._at_once):
+            mine, drawn = ({name: tensor[rows] for name, tensor in each.items()} for each in (columns, noise))
+            loss, part = self._mean_losses(lent, mine, drawn, received, shares[rows])
+            found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            slopes = torch._foreach_add(slopes, found) if slopes else found
+            means[silo] = part if rows.start == 0 else means[silo] + part
         _copied([self._room[name][silo] for name in self._trained], slopes)
 
-    def _of_one(self, weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors) -> tuple[Tensor, Tensor]:
-        """The mean loss of a silo's batch, and of each term."""
+    def _of_one(
+        self, weights: Tensors, columns: Tensors, noise: Tensors, received: Tensors, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What some rows of a silo's batch add to its mean loss, and to that of each term."""
         with autocast(self._device, self._batching.precision):
             step = Step(batch_of_columns(columns), noise, received, self._batching.context())
             losses, terms = in_float32(self._lending.losses(weights, step))
-        shares = columns["mask"] / columns["mask"].sum()
         values = torch.stack([losses.detach(), *(term.detach() for term in terms.values())])
         return (losses * shares).sum(), (values * shares).sum(dim=-1)
 

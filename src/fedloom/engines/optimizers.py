@@ -21,15 +21,19 @@ EPSILON = 1e-8
 NORM_EPSILON = 1e-6  # as torch's clip_grad_norm_ has it
 
 
-def gradients_of_mean(values: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gradients_of_mean(
+    values: Tensor, mask: Tensor, parameters: Sequence[Tensor], whole: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Gradients of the mean of per-example losses; rows whose mask is 0 do not exist.
+
+    ``whole`` is the mask of all rows, where ``values`` are of some: then what these add to the gradient of the mean.
 
     Values and mask have shape (batch,), or (silos, batch) where the parameters are stacks of as many silos. A parameter
     that the losses do not reach gets zeros.
     """
     # One silo's losses do not depend on another's parameters, so that all silos share one backward pass.
     # Not by ``grad_outputs``, with which torch loads its compiler, a second of every start.
-    shares = mask / mask.sum(dim=-1, keepdim=True)
+    shares = mask / (mask if whole is None else whole).sum(dim=-1, keepdim=True)
     return torch.autograd.grad((values * shares).sum(), parameters, allow_unused=True, materialize_grads=True)
 
 

@@ -41,6 +41,8 @@ from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import DistillationJob, Distilled
 from fedloom.sharing.codec import RECEIVED, STATE, flat, packed, parts, placed, under, unpacked
 
+ALLOCATOR = "DefaultCPUAllocator"  # torch's, when it finds no memory
+
 _trainer: Trainer  # in a worker process: set once, before any task
 
 
@@ -82,6 +84,10 @@ class ReferenceEngine:
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
+        with _memory_named():
+            return self._round(job)
+
+    def _round(self, job: Job) -> tuple[FederationState, RoundReport]:
         trainer, summed = self._trainer, self._sum(job.context.round)
         tasks, results = self.tasks(job.state, job.context, job.secrets), list[Result]()
         for result in self.train([replace(task, step=summed.step) for task in tasks] if summed else tasks):
@@ -153,6 +159,20 @@ class ReferenceEngine:
         """Stop the workers."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _memory_named() -> Iterator[None]:
+    """Say in a sentence that there is too little; torch has no class of its own for that on a CPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ALLOCATOR not in str(error):
+            raise
+        raise FedloomError(
+            "a silo's training does not fit into this machine's memory: take a smaller local.batch_size, smaller "
+            "images, or, for a flow, less engine.pass_memory"
+        ) from error
 
 
 @contextlib.contextmanager

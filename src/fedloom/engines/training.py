@@ -258,12 +258,17 @@ class Trainer:
 
     def _step(self, learner: Learner, model: nn.Module, step: Step) -> dict[str, Tensor]:
         """One optimiser step of one phase; returns the mean of each term over the batch."""
-        phase = learner.phase
-        losses = phase.objective(model, step)
-        learner.step(gradients_of_mean(losses.total, step.batch.mask, list(learner.parameters.values())))
-        rows = step.batch.mask.sum()
-        terms = {"loss": losses.total, **losses.terms}
-        return {name: (term.detach() * step.batch.mask).sum() / rows for name, term in terms.items()}
+        mask, parameters = step.batch.mask, list(learner.parameters.values())
+        gradients: list[Tensor] = []
+        sums: dict[str, Tensor] = {}
+        for part in step.passes(learner.phase.at_once):
+            losses = learner.phase.objective(model, part)
+            found = gradients_of_mean(losses.total, part.batch.mask, parameters, mask)
+            gradients = list(torch._foreach_add(gradients, found)) if gradients else list(found)
+            for name, term in {"loss": losses.total, **losses.terms}.items():
+                sums[name] = sums.get(name, 0.0) + (term.detach() * part.batch.mask).sum()
+        learner.step(gradients)
+        return {name: total / mask.sum() for name, total in sums.items()}
 
     def _batches(self, silo: Silo, task: Task, limit: int) -> Iterator[tuple[Batch, list[Tensors]]]:
         """Batches with the noise of each phase; both are functions of (silo, round, step) alone."""
@@ -290,7 +295,6 @@ class Trainer:
             for phase in self.method.phases:
                 if phase.touches_records:
                     check_private(model, phase, made_up, self.streams)
-
             for rule in self.method.payloads:
                 rule.statistic.check(made_up, model)
 
@@ -318,8 +322,7 @@ class Trainer:
                 unit = unit_numbers(owner, privacy.settings.unit)
                 multiplier = privacy.trust.share * privacy.payload_noise[rule.name]
                 shapes = rule.payload.shapes if self.sealed else None
-                noise = SumNoise(multiplier, unit, self.randomness(secret), shapes)
-                noise = replace(noise, grid=privacy.grids.get(rule.name))
+                noise = SumNoise(multiplier, unit, self.randomness(secret), shapes, privacy.grids.get(rule.name))
             found[rule.name] = rule.statistic.value(Query(owner.train, model, self.streams, noise_key, noise))
         return found
 

@@ -32,8 +32,10 @@ def more_rounds(folder: RunFolder, rounds: int) -> Config:
 
 
 def check_sent_once(before: Experiment, after: Experiment) -> None:
-    """Refuse where silos sent something in the round that was their last, and would send it again."""
+    """Refuse where the round that was the last closed the run, or silos sent something in it and would again."""
     last = before.config.rounds
+    if before.method.server_step.closes:
+        raise ConfigError("the last round left other weights than those that rounds go on from; begin a new run")
     for old, new in zip(before.trainer.attended, after.trainer.attended, strict=True):
         for rule in before.method.payloads:
             if set(rule.rounds(old)) != {number for number in rule.rounds(new) if number <= last}:

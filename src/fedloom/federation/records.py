@@ -113,6 +113,10 @@ class Batch:
         """The same rows on another device."""
         return Batch(**{name: column.to(device) for name, column in vars(self).items() if column is not None})
 
+    def rows(self, rows: slice) -> Batch:
+        """Some of the rows."""
+        return Batch(**{name: column[rows] for name, column in vars(self).items() if column is not None})
+
 
 def batch_of(records: Records, index: Tensor, mask: Tensor | None = None) -> Batch:
     """Gather a batch, converted to what models see; without a mask every row counts."""

@@ -87,6 +87,7 @@ class Phase:
     objective: Objective
     optimizer: OptimizerRule
     touches_records: bool = True  # only such phases need a privacy mechanism
+    at_once: int = 0  # records of a batch that one silo's memory has room for, where it trains by itself; 0: all
 
 
 @dataclass(frozen=True)

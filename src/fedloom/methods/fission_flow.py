@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedloom.errors import ConfigError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting, branched
 from fedloom.methods.image_flows import ImageFlow, image_ways
 from fedloom.methods.labels import LabelOptions, require_classes, with_labels
+from fedloom.methods.reflow import with_reflow
 from fedloom.methods.steps import Merged
 from fedloom.models.flow import Solver
 from fedloom.models.unet import Embedding, FlowUNet, Middle, UNetSize, WayDown, WayUp
@@ -45,6 +45,7 @@ class FissionFlowOptions(LabelOptions):
     solver: Solver = "heun"  # of the way from noise to a sample
     steps: int = field(default=25, metadata=at_least(1))  # of the solver
     guidance: float = field(default=0.0, metadata=at_least(0))  # how far samples lean towards their class
+    reflow: int = field(default=0, metadata=at_least(0))  # Euler's steps, on ways the server straightens; 0: none
 
     @property
     def size(self) -> UNetSize:
@@ -80,10 +81,6 @@ def make(setting: Setting, options: FissionFlowOptions) -> Method:
     """The upward half GROUP, all else GLOBAL, unless ``sharing.scopes`` says otherwise."""
     options.size.check(setting.shape)
     labelled = "label" in options.told
-    if options.guidance and not labelled:
-        raise ConfigError(
-            f"method.guidance = {options.guidance:g} needs classes to lean on: add 'label' to method.told"
-        )
     if labelled:
         require_classes(setting, "fission_flow")
     blocks = {"embedding": GLOBAL, "down": GLOBAL, "middle": GLOBAL, "up": GROUP}
@@ -102,15 +99,17 @@ def make(setting: Setting, options: FissionFlowOptions) -> Method:
         options.dropout,
     )
     flow = ImageFlow(options.solver, options.steps, options.widths[0], classes, options.guidance)
-    method = Method(
+    at_once = options.size.at_once(setting.shape, options.draws, setting.config.engine.pass_memory)
+    made = Method(
         name="fission_flow",
         plan=plan,
         build=Build(setting, plan, options),
-        phases=(Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local)),),
+        phases=(Phase("flow", tuple(blocks), objective, OptimizerRule.of(setting.config.local), at_once=at_once),),
         server_step=Merged(),
-        pathways=image_ways(flow, setting.shape, tuple(blocks)),
+        pathways=image_ways(flow, setting.shape, tuple(blocks), options.reflow),
     )
-    return with_labels(method, setting, options) if labelled else method
+    made = with_labels(made, setting, options) if labelled else made
+    return with_reflow(made, flow, setting, at_once) if options.reflow else made
 
 
 RECIPE = Recipe(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedloom.errors import ConfigError
 from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.models.flow import SOLVERS, Solver
 from fedloom.models.unet import FlowUNet
@@ -27,12 +28,15 @@ class ImageFlow:
     labelled: bool = False  # whether a class is asked for
 
     def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
-        """As many at a time as fit: what a solver needs does not grow with its steps."""
-        assert isinstance(model, FlowUNet)
-        start = inputs.noise["e"]
-        rows = max(1, AT_ONCE // (self.width * start.shape[2] * start.shape[3]))
+        """Images."""
         label = inputs.condition if self.labelled else torch.full_like(inputs.group, self.classes)
-        parts = zip(*(torch.split(column, rows) for column in (start, inputs.group, label)), strict=True)
+        return pixels(self.ends(model, inputs.noise["e"], inputs.group, label))
+
+    def ends(self, model: nn.Module, start: Tensor, group: Tensor, label: Tensor) -> Tensor:
+        """Where noise is carried to, as many at a time as fit: what a solver needs does not grow with its steps."""
+        assert isinstance(model, FlowUNet)
+        rows = max(1, AT_ONCE // (self.width * start.shape[2] * start.shape[3]))
+        parts = zip(*(torch.split(column, rows) for column in (start, group, label)), strict=True)
         return torch.cat([self._carried(model, *part) for part in parts])
 
     def _carried(self, model: FlowUNet, start: Tensor, group: Tensor, label: Tensor) -> Tensor:
@@ -44,16 +48,22 @@ class ImageFlow:
                 found = found + self.guidance * (found - model.velocity(x, time, group, nobodys))
             return found
 
-        return pixels(SOLVERS[self.solver](velocity, start, self.steps))
+        return SOLVERS[self.solver](velocity, start, self.steps)
 
 
-def image_ways(flow: ImageFlow, shape: tuple[int, ...], blocks: tuple[str, ...]) -> dict[str, Pathway]:
-    """Without a class, and first where the network knows classes with one."""
-    plain = Pathway({"e": shape}, replace(flow, guidance=0.0), "noise -> x along a flow", blocks)
-    if not flow.classes:
-        return {"flow": plain}
-    labelled = replace(flow, labelled=True)
-    return {
-        "labelled": Pathway({"e": shape}, labelled, "noise, y -> x along a flow", blocks, labelled=True),
-        "flow": plain,
-    }
+def image_ways(flow: ImageFlow, shape: tuple[int, ...], blocks: tuple[str, ...], few: int) -> dict[str, Pathway]:
+    """With a class where the network knows classes, and without one; first in ``few`` steps, where they suffice."""
+    if flow.guidance and not flow.classes:
+        raise ConfigError(f"method.guidance = {flow.guidance:g} needs classes to lean on: add 'label' to method.told")
+    ways = {"flow": flow}
+    if few:
+        ways = {"few": replace(flow, solver="euler", steps=few), **ways}
+    found = {}
+    for name, way in ways.items():
+        if way.classes:
+            labelled = replace(way, labelled=True)
+            told = Pathway({"e": shape}, labelled, f"noise, y -> x in {way.steps} steps", blocks, labelled=True)
+            found["labelled" if name == "flow" else "labelled-few"] = told
+        plain = replace(way, guidance=0.0)
+        found[name] = Pathway({"e": shape}, plain, f"noise -> x in {way.steps} steps", blocks)
+    return found

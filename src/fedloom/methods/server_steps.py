@@ -15,6 +15,7 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import ARCHITECTURE, Method, OptimizerRule, Phase, Setting
 from fedloom.methods.distil import Distil
 from fedloom.methods.latents import DRAWS, release
+from fedloom.methods.server_adam import ServerAdam
 from fedloom.methods.steps import Steps
 from fedloom.methods.teachers import Teachers
 from fedloom.methods.vaes import RECORD, BuildVAE, drawing, flat_pathways, latent_sizes
@@ -91,6 +92,12 @@ def _by_plan(method: Method, setting: Setting) -> Method:
     plan = method.plan
     sent = any(plan.blocks[block].up and plan.blocks[block].scope is Scope.SILO for block in _needed(method))
     return _distilling(method, setting, averages=False) if sent and not plan.merged else method
+
+
+def _by_adam(method: Method, setting: Setting) -> Method:
+    if not method.plan.merged:
+        raise ConfigError(f"server.step = 'adam' has nothing to move: method '{method.name}' averages no block")
+    return replace(method, server_step=ServerAdam(method.server_step, setting.config.server.learning_rate))
 
 
 def _needed(method: Method) -> tuple[str, ...]:
@@ -187,6 +194,7 @@ def _check_settings(method: Method, setting: Setting, *, averages: bool) -> None
 _OWN = {
     "auto": StepRule("'mean', or 'distil' where the sharing plan leaves nothing to average", _by_plan),
     "mean": StepRule("average by scope", lambda method, _: method),
+    "adam": StepRule("average by scope, and take that as a gradient for an Adam of the server's", _by_adam),
     "distil": StepRule("train on samples of the decoders that silos send", partial(_distilling, averages=False)),
     "mean+distil": StepRule("both, on samples of what was averaged too", partial(_distilling, averages=True)),
 }

@@ -110,6 +110,11 @@ class ServerStep:
         """Whether it looks at blocks of single silos; else it is shown none, and sums will do."""
         return False
 
+    @property
+    def closes(self) -> bool:
+        """Whether the last round leaves other weights than averages: no round goes on from them, nor a mean of them."""
+        return False
+
     def initial(self, _streams: Streams, /) -> ServerState:
         """The blocks and memory that the server brings itself, beside the merged copies."""
         return ServerState({})
@@ -150,6 +155,11 @@ class Steps(ServerStep):
     def needs_each(self) -> bool:
         """Whether one of them does."""
         return any(step.needs_each for step in self.steps)
+
+    @property
+    def closes(self) -> bool:
+        """Whether one of them does."""
+        return any(step.closes for step in self.steps)
 
     def initial(self, streams: Streams, /) -> ServerState:
         """What all of them bring."""

@@ -23,6 +23,9 @@ from fedloom.outline import in_outline
 NORM_GROUPS = 8  # at most; fewer where they do not divide a width
 FREQUENCIES = 32  # of the waves by which the network sees the time
 FASTEST = 1000.0  # of them
+FLOAT, MEGABYTE = 4, 2**20  # bytes
+# Times an image at a size that a block down and one up keep for their gradients, those in the middle, and attention.
+KEPT_BY_BLOCKS, KEPT_BY_MIDDLE, KEPT_BY_ATTENTION = 20, 8, 6
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,21 @@ class UNetSize:
         """How many channels dropout decides on for an example."""
         both_ways = 2 * self.blocks * sum(self.widths)
         return both_ways + 2 * self.widths[-1] if self.dropout else 0
+
+    def numbers(self, image: tuple[int, ...]) -> int:
+        """How many numbers a training step keeps of an example until its gradient is known, to about a fifth."""
+        found = 0
+        for level, width in enumerate(self.widths):
+            places = (image[1] >> level) * (image[2] >> level)
+            attention = places**2 + KEPT_BY_ATTENTION * width * places
+            found += self.blocks * (KEPT_BY_BLOCKS * width * places + 2 * attention * self.attends(level))
+            if level + 1 == len(self.widths):
+                found += KEPT_BY_MIDDLE * width * places + attention * bool(self.attention)
+        return found
+
+    def at_once(self, image: tuple[int, ...], draws: int, megabytes: float) -> int:
+        """Of how many examples, each drawn so many times, that memory holds what a step keeps; at least one."""
+        return max(1, int(megabytes * MEGABYTE / (FLOAT * draws * self.numbers(image))))
 
     def check(self, image: tuple[int, ...]) -> None:
         """Complain about images that cannot be halved so often."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -33,6 +34,18 @@ class Step:
     noise: Mapping[str, Tensor]  # what the objective asked for, each (batch, *shape)
     received: Mapping[str, Tensor]  # parameter name -> its value at the start of the round, of what came down
     context: RoundContext
+
+    def passes(self, at_once: int) -> Iterator[Step]:
+        """Itself, or parts of it of about equal size and no more than ``at_once`` rows, where that is not 0."""
+        for rows in slices_of(len(self.batch.mask), at_once):
+            noise = {name: tensor[rows] for name, tensor in self.noise.items()}
+            yield replace(self, batch=self.batch.rows(rows), noise=noise)
+
+
+def slices_of(count: int, at_once: int) -> list[slice]:
+    """All rows in as few parts as it takes, of about equal size and no more than ``at_once`` rows; 0: one part."""
+    rows = math.ceil(count / math.ceil(count / at_once)) if 0 < at_once < count else count
+    return [slice(first, first + rows) for first in range(0, max(count, 1), max(rows, 1))]
 
 
 class Objective(Protocol):
