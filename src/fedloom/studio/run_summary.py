@@ -16,7 +16,7 @@ from fedloom.evaluation.metric import metric_title, reading_of
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
-from fedloom.reports.pictures import grids_of
+from fedloom.reports.pictures import newest_picture
 from fedloom.reports.verdict import Verdict, verdict_of
 from fedloom.reproduction.tables import identity
 from fedloom.runs.at_work import is_abandoned, worker_of
@@ -155,16 +155,14 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
     )
 
 
-def address_of_samples(entry: FoundRun, round_number: int, file: Path) -> str:
-    """Of a picture; another one where the file has changed, because browsers keep it."""
-    place = sorted(file.parent.glob("*.png")).index(file)
+def address_of_samples(entry: FoundRun, round_number: int, place: int, file: Path) -> str:
+    """Of a picture, by its place among those of its round; another one where the file has changed: browsers keep it."""
     return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"
 
 
 def _newest_samples(entry: FoundRun) -> str:
-    rounds = grids_of(entry.path)
-    newest = max((number for number, files in rounds.items() if files), default=None)
-    return "" if newest is None else address_of_samples(entry, newest, rounds[newest][0])
+    found = newest_picture(entry.path)
+    return "" if found is None else address_of_samples(entry, found[0], 0, found[1])
 
 
 def _identities(config: Config) -> frozenset[str]:

@@ -126,8 +126,9 @@ def _story(entry: FoundRun) -> Story:
     check(entry)
     subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
     facts = facts_of(subject, entry.name)
+    grids = grids_of(entry.path)
     films = {
-        group: {number: address_of_samples(entry, number, file) for number, file in film.items()}
+        group: {n: address_of_samples(entry, n, grids[n].index(file), file) for n, file in film.items()}
         for group, film in sample_files(entry.path, facts.groups).items()
     }
     return Story(facts, findings(facts), Samples(films, ()), {})
