@@ -112,9 +112,9 @@ def _items(run: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     while waiting:
         above = waiting.pop()
         try:
-            with os.scandir(os.path.join(run, above)) as items:
+            with os.scandir(run / above) as items:
                 for item in items:
-                    place = os.path.join(above, item.name)
+                    place = f"{above}/{item.name}" if above else item.name
                     inside = bool(above) or item.name in INSIDE
                     folder = item.is_dir(follow_symlinks=False)
                     if inside or not (folder or _is_link_to_folder(item)):

@@ -43,6 +43,7 @@ class Best:
     metric: str
     value: float
     round: int
+    newest: float | None = field(default=None, compare=False)  # what it has come to
 
     @property
     def title(self) -> str:
@@ -67,6 +68,7 @@ class RunSummary:
     seconds: float | None = None  # of the last round
     best: tuple[Best, ...] = ()
     privacy: str = ""
+    epsilon: float | None = None  # spent by the silo that has spent most; None without a mechanism, too
     verdict: Verdict | None = None  # nothing before the end
     ended: str = ""  # "finished" or "diverged", once it is over
     samples: str = ""  # the address of the newest picture of samples, if there is one
@@ -135,6 +137,7 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
     rows, ended = read_rows(entry.path / "metrics.jsonl"), folder.status["state"]
     config, history = folder.config, histories(rows)
     newest = rows[-1] if rows else {"round": 0}
+    epsilon = None if config.privacy.mechanism == "none" else last(history.get(SPENT, {}))
     return RunSummary(
         entry,
         stamp,
@@ -147,7 +150,8 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
         rounds_planned=config.rounds,
         seconds=finite(newest.get("seconds")),
         best=tuple(_headlines(history)),
-        privacy=_privacy(config.privacy.mechanism, history),
+        privacy=NONE if config.privacy.mechanism == "none" else _spent(epsilon),
+        epsilon=epsilon,
         verdict=verdict_of(folder) if ended != "unfinished" else None,
         ended="" if ended == "unfinished" else ended,
         samples=_newest_samples(entry),
@@ -185,7 +189,7 @@ def _headlines(history: History) -> Iterator[Best]:
             reading = reading_of(metric)
             better = max if reading and reading.better == "higher" else min
             value, round_number = better((value, number) for number, value in rounds.items())
-            yield Best(metric, value, round_number)
+            yield Best(metric, value, round_number, rounds[max(rounds)])
     if not families:
         losses = {key: values for key, values in history.items() if key.startswith(TRAINING)}
         for key, values in list(losses.items())[:1]:
@@ -210,8 +214,5 @@ def _means(columns: list[Mapping[int, float | None]]) -> dict[int, float]:
     }
 
 
-def _privacy(mechanism: str, history: History) -> str:
-    if mechanism == "none":
-        return NONE
-    spent = last(history.get(SPENT, {}))
-    return "nothing spent yet" if spent is None else f"ε {format_epsilon(spent)}"
+def _spent(epsilon: float | None) -> str:
+    return "nothing spent yet" if epsilon is None else f"ε {format_epsilon(epsilon)}"
