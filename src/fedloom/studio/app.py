@@ -38,13 +38,15 @@ from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.studio import Studio
 from fedloom.studio.watch import MOST_WATCHERS, RunWatch
 from fedloom.studio.workbench import HAND_ON, Workbench
+from fedloom.templating import MARK, TOKENS
 
 ROOM = Path(__file__).parent
+SHARED = (TOKENS, MARK, "reports/page.css", "reports/page.js")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Everything that is served as it is, by name: no address is ever turned into a path.
 STATIC = {
     file.name: file
-    for file in (*(ROOM / "static").iterdir(), *(ROOM.parent / "reports" / name for name in ("page.css", "page.js")))
+    for file in (*(ROOM / "static").iterdir(), *(ROOM.parent / name for name in SHARED))
     if file.suffix in TYPES
 }
 A_DAY = {"Cache-Control": "private, max-age=86400"}
