@@ -25,17 +25,16 @@ from fedloom.studio.studio import Studio
 
 OUT = Path(__file__).parents[1] / "docs" / "images"
 COMMON = (
-    *("rounds=30", "evaluation.every=5", "evaluation.metrics=['sliced-wasserstein']", "evaluation.samples=200"),
-    *("data.silos=2", "data.records_per_silo=1000", "engine.workers=1", "engine.threads=1"),
+    *("rounds=15", "evaluation.every=5", "evaluation.metrics=['sliced-wasserstein']", "evaluation.samples=100"),
+    *("data.silos=2", "data.records_per_silo=600", "engine.workers=1", "engine.threads=1"),
 )
-PRIVATE = ("privacy.mechanism=dp-sgd", "rounds=10")
+PRIVATE = ("privacy.mechanism=dp-sgd", "rounds=5")
 RUNS = {
     "groups": (),
     "plane": ("method.name=fedvae", "model.latent=2"),
-    "private/open": ("rounds=10",),
+    "private/open": ("rounds=5",),
     "private/eps-2": (*PRIVATE, "privacy.epsilon=2"),
     "private/eps-8": (*PRIVATE, "privacy.epsilon=8"),
-    "private/eps-32": (*PRIVATE, "privacy.epsilon=32"),
 }
 
 
@@ -55,7 +54,9 @@ def shots(keys: dict[str, str]) -> dict[str, Shot]:
     return {
         "studio-runs": Shot(""),
         "studio-run": Shot(f"runs/{keys['groups']}"),
-        "studio-compare-dark": Shot(f"compare?{compared}#samples", dark=True),
+        "studio-compare-dark": Shot(f"compare?{compared}", dark=True),
+        "studio-privacy": Shot("privacy", height=640),
+        "studio-release": Shot(f"runs/{keys['private/eps-8']}/release", height=720, dark=True),
         "studio-explorer": Shot(f"runs/{keys['plane']}/explore"),
         "studio-phone": Shot("", 390, 844),
     }
