@@ -28,6 +28,7 @@ from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 from fedloom.registry import HOUSE
 from fedloom.sharing.merges import MERGES
+from fedloom.templating import MARK, TOKENS
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that lie elsewhere in the repository.
@@ -41,6 +42,11 @@ OUTSIDE = {
     "benchmarks.md": Path("benchmarks/README.md"),
     "contributing.md": Path("CONTRIBUTING.md"),
     "changelog.md": Path("CHANGELOG.md"),
+}
+# What the package's own pages look like, and are known by.
+LOOKS = {
+    "mark.svg": Path(fedloom.__file__).parent / MARK,
+    "stylesheets/tokens.css": Path(fedloom.__file__).parent / TOKENS,
 }
 PICTURES = sorted(path.relative_to(ROOT) for kind in ("svg", "png") for path in ROOT.glob(f"papers/**/*.{kind}"))
 SITE_PATHS = {
@@ -59,6 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Take in what lies outside docs/."""
     for uri, path in OUTSIDE.items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text(encoding="utf-8")))
+    for uri, path in LOOKS.items():
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
     for path in PICTURES:
         files.append(File.generated(config, str(path), abs_src_path=str(ROOT / path)))
     return files

@@ -9,10 +9,18 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+TOKENS, MARK = "templates/tokens.css", "templates/mark.svg"  # what everything looks like, and what it is known by
+
 
 def render(template: str, values: Mapping[str, object]) -> Markup:
     """The template at a path within the package, filled in; a value that is missing is a fault and raises."""
     return Markup(_environment(template.endswith(".md")).get_template(template).render(values))
+
+
+def style_of(*files: str) -> Markup:
+    """The one palette and type scale, and style sheets within the package that build on it."""
+    paths = [Path(__file__).parent / name for name in (TOKENS, *files)]
+    return Markup("".join(path.read_text(encoding="utf-8") for path in paths))
 
 
 def plain(value: object) -> Markup:

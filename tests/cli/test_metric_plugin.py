@@ -48,8 +48,10 @@ def run(plugin_folder: Path, tmp_path: Path) -> Iterator[Path]:
     install(plugin_folder, "bright", "1.0", SOURCE, points)
     settings = ("rounds=1", "evaluation.metrics=['brightness']", "evaluation.samples=20")
     metric._readings.cache_clear()
+    metric._reading_of.cache_clear()
     yield train(tiny_config(*settings), tmp_path / "run").folder.path
     metric._readings.cache_clear()
+    metric._reading_of.cache_clear()
 
 
 def test_a_metric_of_another_package_is_seen_wherever_metrics_are(fedloom: Command, run: Path, tmp_path: Path) -> None:

@@ -196,7 +196,17 @@ def test_no_address_is_a_path(client: TestClient, keys: dict[str, str], before: 
 
 
 def test_only_the_front_end_is_static(client: TestClient) -> None:
-    for name in ("studio.css", "page.css", "page.js", "runs.js", "live.js", "explore.js", "events.js", "icon.svg"):
+    for name in (
+        "studio.css",
+        "page.css",
+        "page.js",
+        "runs.js",
+        "live.js",
+        "explore.js",
+        "events.js",
+        "mark.svg",
+        "tokens.css",
+    ):
         assert client.get(f"/static/{name}").status_code == 200
     for name in ("app.py", "explore.html", "base.html", "__init__.py", "one_run.py"):
         assert client.get(f"/static/{name}").status_code == 404

@@ -97,7 +97,7 @@ def test_a_page_of_a_run_has_all_that_the_report_tells(client: TestClient, keys:
     ]
     assert "Sizes and labels are missing: the studio reads nothing but the runs folder." in page.text
     assert f"/runs/{keys['four']}/explore" in page.values("href")
-    assert len(page.all("img")) == 2 * 2  # groups and rounds
+    assert len(page.all("img")) == 2 * 2 + 2  # groups and rounds, and records of each group
     assert len([svg for svg in page.all("svg") if svg.get("class") == "sharing"]) == 1
 
 
@@ -119,7 +119,7 @@ def test_the_body_is_the_same_without_its_frame(client: TestClient, keys: dict[s
 
 def test_pictures_are_those_of_the_run(client: TestClient, trained: Path, keys: dict[str, str]) -> None:
     sources = [image["src"] for image in page_of(client, f"/runs/{keys['four']}").all("img")]
-    found = [np.asarray(Image.open(io.BytesIO(client.get(source).content))) for source in sources]
+    found = [np.asarray(Image.open(io.BytesIO(client.get(s).content))) for s in sources if "/samples/" in s]
     files = [f"round-000{number}/{group}.png" for group in ("mnist", "fashion-mnist") for number in (1, 2)]
     for pixels, file in zip(found, files, strict=True):
         assert np.array_equal(pixels, np.asarray(Image.open(trained / "four" / "samples" / file)))
@@ -140,7 +140,12 @@ def test_a_broken_picture_is_not_passed_on(root: Path, ask: Ask, keys: dict[str,
 def test_runs_are_compared_side_by_side(client: TestClient, keys: dict[str, str]) -> None:
     page = page_of(client, f"/compare?run={keys['four']}&run={keys['sweep/two']}")
     assert "2 runs compared" in page.text
-    assert [section["id"] for section in page.all("section")] == ["heading", "metrics", "samples", "warnings", "curves"]
+    assert [section["id"] for section in page.all("section")] == [
+        *("heading", "metrics", "differences", "samples", "warnings", "curves")
+    ]
+    assert "method.name" in page.text
+    assert "model.latent" in page.text
+    assert "model.hidden" not in page.text  # alike in both
     (main,) = page.all("main")
     assert main["data-keys"].split() == [keys["four"], keys["sweep/two"]]
     assert main["data-live"] == f"/compare/body?run={keys['four']}&run={keys['sweep/two']}"
@@ -202,8 +207,8 @@ def test_a_story_is_told_once_until_something_changes(
     root: Path, ask: Ask, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    story = studio._story
-    monkeypatch.setattr(studio, "_story", lambda entry: told.append(entry.name) or story(entry))
+    story = studio._told
+    monkeypatch.setattr(studio, "_told", lambda entry: told.append(entry.name) or story(entry))
     client = ask(root)
     for _ in range(3):
         client.get(f"/runs/{keys['four']}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
+from fedloom.cli import app as cli
 from fedloom.config import load_config
 from fedloom.errors import ConfigError
 from fedloom.experiment import load
+from fedloom.runs import background
 from fedloom.runs.at_work import worker_of
+from fedloom.runs.folder import RunFolder
 from fedloom.studio.app import make_app
 from fedloom.studio.gate import LARGEST_DEED, Admission
 from fedloom.studio.server import Listener
@@ -76,6 +81,77 @@ def test_a_finished_run_is_trained_on(bench: TestClient, root: Path, keys: dict[
     assert load(root / "four").folder.rounds_done == 3
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed on is made in this process: another would take its time to start."""
+
+    def perform(words: Sequence[str]) -> background.Performed:
+        done = CliRunner().invoke(cli, list(words))
+        return background.Performed(done.exit_code, done.output)
+
+    monkeypatch.setattr(background, "perform", perform)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_run_is_handed_on(bench: TestClient, root: Path, keys: dict[str, str]) -> None:
+    """Certificate, data set and generators, each by the command that is shown."""
+    run, page = keys["four"], f"/runs/{keys['four']}/release"
+    assert "no DP guarantee" in Page(bench.get(page).text).text
+    assert sent(bench, form_of(bench, deed="certify", run=run, approval="Ada, steward, 2026-05-31"))[0] == 303
+    made = json.loads((root / "four" / "certificate" / "certificate.json").read_text())
+    assert made["matter"]["approvals"] == [{"name": "Ada", "role": "steward", "date": "2026-05-31"}]
+    shown = Page(bench.get(page).text)
+    assert made["verdict"] in shown.text
+    for name, kind in (("certificate.html", "text/html"), ("certificate.pdf", "application/pdf")):
+        assert f"/runs/{run}/certificate/{name}" in shown.values("href")
+        answer = bench.get(f"/runs/{run}/certificate/{name}")
+        assert answer.content == (root / "four" / "certificate" / name).read_bytes()
+        assert answer.headers["content-type"].startswith(kind)
+        assert answer.headers["content-disposition"] == f'attachment; filename="{name}"'
+    asked = {"deed": "synthesize", "run": run, "records": "8", "format": "npz"}
+    status, text = sent(bench, form_of(bench, **asked))
+    assert (status, "no DP guarantee" in text) == (400, True)
+    assert not (root / "four" / "dataset").exists()
+    for name in ("dataset", "dataset-2"):
+        form = form_of(bench, **asked, risk="accepted")
+        assert sent(bench, form)[0] == 303
+        manifest = json.loads((root / "four" / name / "manifest.json").read_text())
+        assert (manifest["records"], manifest["format"]) == (8, "npz")
+    # Somebody else was faster, and what this one saw is no more what would be done.
+    assert sent(bench, form)[0] == 400
+    assert sent(bench, form_of(bench, deed="export", run=run, risk="accepted"))[0] == 303
+    text = Page(bench.get(page).text).text
+    for name in ("dataset", "dataset-2", "generators"):
+        assert str(root / "four" / name) in text
+        assert "".join((root / "four" / name / "README.md").read_text().split()) in "".join(text.split())
+
+
+def test_a_run_that_is_not_finished_is_not_handed_on(bench: TestClient, root: Path, keys: dict[str, str]) -> None:
+    RunFolder.open(root / "four").end("diverged", 2, "a loss that is not finite")
+    page = bench.get(f"/runs/{keys['four']}/release").text
+    assert "only a finished run is handed on" in Page(page).text
+    assert "data-deed" not in page
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "certificate.txt", "..%2frun.toml"])
+def test_no_other_file_is_handed_out(bench: TestClient, name: str, keys: dict[str, str]) -> None:
+    assert bench.get(f"/runs/{keys['four']}/certificate/{name}").status_code == 404
+
+
+def test_links_are_not_handed_out(bench: TestClient, root: Path, keys: dict[str, str]) -> None:
+    (root / "secret").write_text("the secret outside")
+    for name in ("certificate", "dataset"):
+        (root / "four" / name).mkdir()
+    (root / "four" / "certificate" / "certificate.html").symlink_to(root / "secret")
+    (root / "four" / "dataset" / "README.md").symlink_to(root / "secret")
+    (root / "four" / "dataset" / "manifest.json").write_text("{}")
+    page = bench.get(f"/runs/{keys['four']}/release")
+    assert page.status_code == 200
+    assert "the secret" not in page.text
+    assert "/certificate/certificate.html" not in page.text
+    assert bench.get(f"/runs/{keys['four']}/certificate/certificate.html").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -123,10 +199,16 @@ def test_a_large_form_is_refused(bench: TestClient) -> None:
         ({"deed": "begin", "source": "demo", "settings": "--out=/tmp/x", "name": "mine"}, "unknown key"),
         ({"deed": "stop", "run": "nothing"}, "no such run"),
         ({"deed": "extend", "run": "four", "rounds": "-1"}, "no such run"),
+        ({"deed": "certify", "run": "KEY", "approval": "Ada"}, "name, role, date"),
+        ({"deed": "synthesize", "run": "KEY", "records": "0", "format": "npz"}, "whole number up to 1,000,000"),
+        ({"deed": "synthesize", "run": "KEY", "records": "9", "format": "exe"}, "unknown format"),
     ],
 )
-def test_a_mistake_is_said_before_anything_is_shown(asked: dict[str, str], words: str, bench: TestClient) -> None:
-    answer = bench.get("/work/look", params=asked)
+def test_a_mistake_is_said_before_anything_is_shown(
+    asked: dict[str, str], words: str, bench: TestClient, keys: dict[str, str]
+) -> None:
+    run = {"run": keys["four"]} if asked.get("run") == "KEY" else {}
+    answer = bench.get("/work/look", params=asked | run)
     assert answer.status_code in (400, 404)
     assert words in answer.text
 

@@ -114,7 +114,7 @@ def test_it_fits_every_screen(page: Chrome, width: int, scheme: str) -> None:
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.execute_script(overflow) == 0
         colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert colour == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+        assert colour == {"light": "rgb(253, 252, 249)", "dark": "rgb(18, 22, 29)"}[scheme]
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.system
 
+HOSTILE = "'><img src=x onerror=alerted=1>"
+SMALL = "rounds=5000+data.silos=2+data.records_per_silo=40+model.hidden=[16]+local.steps=1+evaluation.metrics=[]"
+
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -350,7 +353,7 @@ def test_it_fits_every_screen(studio: Running, page: Chrome, path: str, width: i
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.execute_script(overflow) == 0
         colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-        assert colour == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+        assert colour == {"light": "rgb(253, 252, 249)", "dark": "rgb(18, 22, 29)"}[scheme]
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
@@ -464,6 +467,65 @@ def test_it_answers_at_the_address_that_it_prints_until_it_is_interrupted(studio
         assert (process.stdout.read(), process.stderr.read()) == ("Ctrl-C ends it.\n", "stopped\n")
     finally:
         process.kill()
+
+
+def test_a_run_is_handed_on_from_the_page(page: Chrome, tmp_path: Path) -> None:
+    """Certificate and data set by clicks; what stands against it has to be accepted first."""
+    root = tmp_path / "runs"
+    train(tiny_config(), root / HOSTILE)
+    with serving(root, works=True) as running:
+        page.get(running.address)
+        assert [one.text for one in page.find_elements("css selector", "table.runs a")] == [HOSTILE]
+        page.get(f"http://127.0.0.1:{running.port}/runs/{running.key(HOSTILE)}")
+        one(page, "a[href$='/release']").click()
+        one(page, "button[data-deed=certify]").click()
+        assert HOSTILE in said(page, "#command")
+        one(page, "#confirm").click()
+        wait_for(lambda: said(page, "#certificate").count("certificate.pdf"))
+        assert (root / HOSTILE / "certificate" / "certificate.pdf").read_bytes().startswith(b"%PDF")
+        one(page, "#dataset input[name=risk]").click()
+        one(page, "button[data-deed=synthesize]").click()
+        one(page, "#confirm").click()
+        wait_for(lambda: str(root / HOSTILE / "dataset") in said(page, "main"))
+        assert len(list((root / HOSTILE / "dataset").rglob("*.png"))) == 1000
+        assert page.execute_script("return window.alerted") is None
+
+
+def test_two_people_do_one_thing_once(page: Chrome, tmp_path: Path) -> None:
+    """Both look at the same deed; who confirms later is told, and nothing is done twice."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    with serving(root, works=True) as running:
+        page.get(running.address)
+        mine = page.current_window_handle
+        address = f"http://127.0.0.1:{running.port}/work/look?deed=begin&source=demo&name=ours&settings=" + SMALL
+        page.get(address)
+        page.switch_to.new_window("tab")
+        theirs = page.current_window_handle
+        page.get(address)
+        try:
+            one(page, "#confirm").click()
+            worker = wait_for(lambda: worker_of(root / "ours"))
+            page.switch_to.window(mine)
+            one(page, "#confirm").click()
+            wait_for(lambda: "there is a run 'ours' already" in said(page, "main"))
+            assert worker_of(root / "ours") == worker
+            stops = f"http://127.0.0.1:{running.port}/work/look?deed=stop&run={running.key('ours')}"
+            for window in (mine, theirs):
+                page.switch_to.window(window)
+                page.get(stops)
+            for window in (mine, theirs):  # the second finds that nobody is at work, and that is what was wanted
+                page.switch_to.window(window)
+                one(page, "#confirm").click()
+                wait_for(lambda: said(page, "h1") == "ours")
+            assert worker_of(root / "ours") is None
+        finally:
+            page.switch_to.window(theirs)
+            page.close()
+            page.switch_to.window(mine)
+            page.get_log("browser")  # a refusal is an error to the console
+            if worker := worker_of(root / "ours"):
+                os.kill(worker.process, signal.SIGKILL)
 
 
 def test_a_run_is_begun_and_stopped_from_the_page(page: Chrome, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 PLAIN, BOLD = "Vera", "VeraBd"
-INK, QUIET, LINE, PANEL = "#1b1f24", "#59636e", "#c9d0d7", "#f5f7f9"
-TONES = {"good": "#0a6b45", "careful": "#8a5200", "bad": "#a1211b"}
+# The palette of templates/tokens.css by day; a test holds them together.
+INK, QUIET, LINE, PANEL = "#1c2430", "#5a616d", "#dad5c8", "#f5f2ea"
+TONES = {"good": "#0a6b45", "careful": "#8a5200", "bad": "#a8241c"}
 MARGIN, TITLES = 16 * mm, 34 * mm
 PADDING = 6  # that reportlab leaves within a page's frame
 WIDTH = A4[0] - 2 * MARGIN

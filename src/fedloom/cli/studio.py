@@ -26,6 +26,13 @@ def studio(
     work: Annotated[
         bool, typer.Option("--work", help="Runs may be begun, stopped and trained on from the page; asks for a token.")
     ] = False,
+    with_records: Annotated[
+        bool,
+        typer.Option(
+            "--with-records",
+            help="Held-out records of own data stand beside samples, too; on this machine alone, with a token.",
+        ),
+    ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Look at runs in the browser: live progress, comparison, samples, privacy, and a walk through the latent space."""
@@ -38,4 +45,4 @@ def studio(
             raise MissingExtraError(
                 f"the studio needs the package '{error.name}'; install it with: pip install 'fedloom[studio]'"
             ) from error
-    serve(folder, papers, host, port, token, not no_open, say, work)
+    serve(folder, papers, host, port, token, not no_open, say, work, with_records)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from fedloom.registry import Registry, values_in
@@ -94,7 +94,11 @@ def _readings() -> tuple[Reading, ...]:
 
 def reading_of(key: str) -> Reading | None:
     """What kind of number a key holds; None where no metric gives such keys, as of a package that is not here."""
-    family = family_of(key)
+    return _reading_of(family_of(key))
+
+
+@lru_cache(4096)
+def _reading_of(family: str) -> Reading | None:
     known = [reading for reading in _readings() if reading.variant(family) is not None]
     return max(known, key=lambda reading: len(reading.keys), default=None)  # the one that says most
 

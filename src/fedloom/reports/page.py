@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fedloom.reports.one_run import run_heading, run_sections
 from fedloom.reports.parts import Section, Story, method_of, title_of
 from fedloom.reports.several_runs import comparison_sections, verdicts
-from fedloom.templating import render
+from fedloom.templating import render, style_of
 
 ROOM = Path(__file__).parent
 
@@ -20,7 +20,7 @@ ROOM = Path(__file__).parent
 def page(stories: Sequence[Story], version: str, json_name: str) -> str:
     """The whole document."""
     several = len(stories) > 1
-    style, script = (Markup(ROOM.joinpath(name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    style, script = style_of("reports/page.css"), Markup((ROOM / "page.js").read_text(encoding="utf-8"))
     values = {
         "title": f"{len(stories)} runs compared" if several else title_of(stories[0].facts),
         "labels": ", ".join(story.facts.label for story in stories),

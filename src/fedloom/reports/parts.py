@@ -24,6 +24,7 @@ class Story:
     samples: Samples
     panels: Mapping[str, Panel]
     real: Mapping[str, str] = field(default_factory=dict)  # a grid of held-out records of each group
+    no_real: str = ""  # why there are none, where a page may say so
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def sample_films(stories: Sequence[Story]) -> Markup:
         "rounds": sorted({number for films in rows.values() for film in films.values() for number in film}),
         "rows": rows,
         "real": {group: picture for story in stories for group, picture in story.real.items()},
+        "no_real": next((story.no_real for story in stories if story.no_real), ""),
         "broken": [file for story in stories for file in story.samples.broken][:5],
     }
     return section_body("samples", values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fedloom.runs.images import grid_of
 WIDEST = 560  # pixels; a wider grid is scaled down
 MOST_PIXELS = 40_000_000  # a larger file is no sample grid
 MOST_ROUNDS = 24  # on the slider
+ROUND = re.compile(r"round-(\d{1,9})")
 BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 Films = dict[str, dict[int, str]]  # group -> round -> picture
@@ -56,12 +58,37 @@ class Samples:
 
 def grids_of(run: Path) -> dict[int, list[Path]]:
     """The files of sample grids by round, sorted."""
-    folders = {
-        int(match[1]): path
-        for path in sorted((run / "samples").glob("round-*"))
-        if (match := re.fullmatch(r"round-(\d{1,9})", path.name)) and path.is_dir()
+    return {number: _pictures_in(folder) for number, folder in sorted(sample_folders(run).items())}
+
+
+def sample_folders(run: Path) -> dict[int, Path]:
+    """Where the sample grids of each round lie."""
+    return {
+        int(match[1]): run / "samples" / name
+        for name, is_folder in sorted(_names_in(run / "samples"))
+        if is_folder and (match := ROUND.fullmatch(name))
     }
-    return {number: sorted(folder.glob("*.png")) for number, folder in sorted(folders.items())}
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return [folder / name for name, _ in sorted(_names_in(folder)) if name.endswith(".png")]
+
+
+def _names_in(folder: Path) -> list[tuple[str, bool]]:
+    """What lies in a folder, and whether it is one itself."""
+    try:
+        with os.scandir(folder) as items:
+            return [(item.name, item.is_dir()) for item in items]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def newest_picture(run: Path) -> tuple[int, Path] | None:
+    """The first grid of the newest round that has any."""
+    for number, folder in sorted(sample_folders(run).items(), reverse=True):
+        if found := _pictures_in(folder):
+            return number, found[0]
+    return None
 
 
 def sample_files(run: Path, groups: tuple[str, ...]) -> dict[str, dict[int, Path]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fedloom.evaluation.judgement import ACTIVE
@@ -23,8 +24,9 @@ from fedloom.reports.panel_parts import (
     imaging,
     streams_of,
 )
-from fedloom.reports.pictures import grid, picture_of
+from fedloom.reports.pictures import picture_of
 from fedloom.reports.subject import Subject
+from fedloom.runs.images import grid_of
 
 BESIDE = 64  # real images beside a grid of samples
 POINTS = 600  # in the latent space, all groups together
@@ -32,7 +34,7 @@ SEARCHED = 20_000  # training images of a group that samples are compared with
 TRIED = 200  # samples of a group that are compared
 
 
-def real_records(subject: Subject) -> dict[str, str]:
+def real_records(subject: Subject) -> dict[str, Image.Image]:
     """A grid of held-out records of each group to hold samples against, where they may be shown and can be."""
     federation = subject.federation
     if federation is None or not subject.shows_records:
@@ -41,7 +43,8 @@ def real_records(subject: Subject) -> dict[str, str]:
         return {}
     groups = dict(enumerate(federation.groups[:MOST_GROUPS]))
     tables = {group: held_out_of(federation, index, BESIDE, streams_of(subject)) for index, group in groups.items()}
-    return {group: grid(table.values, kind=federation.modality.name) for group, table in tables.items() if len(table)}
+    kind = federation.modality.name
+    return {group: grid_of(table.values, kind=kind) for group, table in tables.items() if len(table)}
 
 
 def reconstructions(subject: Subject) -> Drawn:

@@ -21,7 +21,7 @@ from fedloom.reports.findings import findings
 from fedloom.reports.page import page
 from fedloom.reports.panels import panels_of
 from fedloom.reports.parts import Story
-from fedloom.reports.pictures import samples_of
+from fedloom.reports.pictures import data_uri, samples_of
 from fedloom.reports.places import parents_of, without_places
 from fedloom.reports.record_panels import real_records
 from fedloom.reports.several_runs import comparison
@@ -62,7 +62,7 @@ def stories_of(runs: Sequence[ReportedRun], *, with_records: bool = False) -> li
         config = run.folder.config
         key = (config.data, config.audit, config.seed)
         if key not in federations:
-            federations[key] = _federation(*key)
+            federations[key] = federation_or_why(*key)
         subject = subject_of(run, federations[key], with_records=with_records)
         stories.append(_story(subject, label, SAMPLES_BUDGET // len(runs)))
     return stories
@@ -71,7 +71,8 @@ def stories_of(runs: Sequence[ReportedRun], *, with_records: bool = False) -> li
 def _story(subject: Subject, label: str, budget: int) -> Story:
     facts = facts_of(subject, label)
     samples = samples_of(subject.run.folder.path, facts.groups, budget)
-    story = Story(facts, findings(facts), samples, panels_of(subject), real_records(subject))
+    real = {group: data_uri(image) for group, image in real_records(subject).items()}
+    story = Story(facts, findings(facts), samples, panels_of(subject), real)
     if subject.is_public:
         return story
     parents = parents_of(subject.run.folder)
@@ -82,7 +83,8 @@ def _story(subject: Subject, label: str, budget: int) -> Story:
     return replace(story, panels=panels, **named)
 
 
-def _federation(data: DataConfig, audit: AuditConfig, seed: int) -> Federation | str:
+def federation_or_why(data: DataConfig, audit: AuditConfig, seed: int) -> Federation | str:
+    """What settings describe, or a sentence that says why it cannot be loaded."""
     try:
         return with_canaries(build_federation(data, Streams(seed)), audit, Streams(seed))
     except FedloomError as error:

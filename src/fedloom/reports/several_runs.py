@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -24,9 +26,11 @@ def verdicts(stories: Sequence[Story]) -> Markup:
 
 def comparison_sections(stories: Sequence[Story]) -> list[Section]:
     """Metrics, samples and curves side by side; each run's own part follows."""
+    differing = section_body("differences", {"settings": _differences(stories)})
     warned = [(f"{story.facts.label}: {method_of(story.facts)}", story.findings) for story in stories]
     return [
         Section("metrics", "Metrics", _metrics(stories)),
+        Section("differences", "What differs", differing),
         Section("samples", "Samples, round by round", sample_films(stories)),
         Section("warnings", "Warnings", section_body("warnings", {"runs": warned})),
         Section("curves", "Curves", section_body("curves", {"curves": _overlaid(stories)})),
@@ -62,6 +66,24 @@ def _table(values: Mapping[str, Mapping[str, float | None]], labels: Sequence[st
         rows.append((metric_name(key), of_whom(key), count_of(key), *values_of_runs))
     headers = ("metric", "of", "from", *labels)
     return Listing(headers, rows, right=range(3, len(headers)), best=stars)
+
+
+def _differences(stories: Sequence[Story]) -> Listing:
+    """Settings in which the runs are not alike, a column for each run."""
+    settings = [dict(_leaves(story.facts.config)) for story in stories]
+    keys = dict.fromkeys(key for found in settings for key in found)
+    rows = [(key, *(found.get(key, "-") for found in settings)) for key in keys]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    return Listing(("setting", *(story.facts.label for story in stories)), differing)
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Every single setting by its full key, as TOML would have it."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield path + key, json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _overlaid(stories: Sequence[Story]) -> list[tuple[str, Markup]]:

@@ -29,6 +29,23 @@ class Begun:
     said: str
 
 
+@dataclass(frozen=True)
+class Performed:
+    """A command that is over."""
+
+    exit_code: int
+    said: str
+
+
+def perform(words: Sequence[str]) -> Performed:
+    """Do a command in a process of its own, and wait for its end."""
+    command = [sys.executable, "-m", "fedloom", *words]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return Performed(done.returncode, done.stdout.decode("utf-8", errors="replace"))
+
+
 def begin(words: Sequence[str], folder: Path) -> Begun:
     """Start a command on a run folder, and wait until it is at work there, or over."""
     if before := (folder / "run.toml").is_file():

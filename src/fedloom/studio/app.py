@@ -27,22 +27,26 @@ from torch import Tensor
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.reports.pictures import BROKEN_IMAGE, encoded_file
+from fedloom.runs.folder import RunFolder
 from fedloom.runs.images import grid_of
 from fedloom.studio import pages
 from fedloom.studio.catalogue import NotServedError
 from fedloom.studio.explorer import ATLAS, STRIP, Explorer, View
 from fedloom.studio.gate import DEED, Admission, StudioGate, lock
+from fedloom.studio.handing_on import CERTIFICATE_TYPES, certificate_file, handing_on
 from fedloom.studio.pages import MOST_COMPARED
 from fedloom.studio.studio import Studio
 from fedloom.studio.watch import MOST_WATCHERS, RunWatch
-from fedloom.studio.workbench import Workbench
+from fedloom.studio.workbench import HAND_ON, Workbench
+from fedloom.templating import MARK, TOKENS
 
 ROOM = Path(__file__).parent
+SHARED = (TOKENS, MARK, "reports/page.css", "reports/page.js")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Everything that is served as it is, by name: no address is ever turned into a path.
 STATIC = {
     file.name: file
-    for file in (*(ROOM / "static").iterdir(), *(ROOM.parent / "reports" / name for name in ("page.css", "page.js")))
+    for file in (*(ROOM / "static").iterdir(), *(ROOM.parent / name for name in SHARED))
     if file.suffix in TYPES
 }
 A_DAY = {"Cache-Control": "private, max-age=86400"}
@@ -185,7 +189,18 @@ def compare(studio: Here, run: Keys) -> Response:
 @router.get("/compare/body")
 def compare_body(studio: Here, run: Keys) -> Response:
     """The same, without the frame of the page."""
-    return _html(pages.compare_body(studio.compared(run)[1]))
+    return _html(pages.compare_body(*studio.compared(run)))
+
+
+@router.get("/privacy")
+async def privacy(studio: Here) -> Response:
+    """Quality over epsilon."""
+    live_runs = await studio.watch.shared_look()
+    return _html(
+        await asyncio.to_thread(
+            pages.privacy_page, studio.catalogue.root.name, [each.summary for each in live_runs.values()]
+        )
+    )
 
 
 @router.get("/work/begin")
@@ -208,7 +223,8 @@ async def work(studio: Here, request: Request) -> Response:
     asked = dict(parse_qsl((await request.body()).decode("utf-8", errors="replace"), keep_blank_values=True))
     await asyncio.to_thread(_workbench(studio).carry_out, asked)
     key = asked.get("run", "")
-    return RedirectResponse(f"/runs/{key}" if key in studio.catalogue.entries() else "/", 303)
+    after = "/release" if asked["deed"] in HAND_ON else ""
+    return RedirectResponse(f"/runs/{key}{after}" if key in studio.catalogue.entries() else "/", 303)
 
 
 def _workbench(studio: Studio) -> Workbench:
@@ -251,6 +267,29 @@ def samples(studio: Here, key: str, number: int, place: int) -> Response:
     except BROKEN_IMAGE as error:
         raise NotServedError(f"the picture of round {number} cannot be read") from error
     return Response(content, media_type=kind, headers=A_DAY)
+
+
+@router.get("/runs/{key}/records/{place}")
+def records(studio: Here, key: str, place: int) -> Response:
+    """A grid of held-out records, where they may be shown."""
+    kind, content = studio.real_picture(key, place)
+    return Response(content, media_type=kind)
+
+
+@router.get("/runs/{key}/release")
+def release(studio: Here, key: str) -> Response:
+    """What is handed on, and what stands against it."""
+    live_run = studio.live_run(key)
+    found = handing_on(RunFolder.open(live_run.summary.entry.path))
+    return _html(pages.release_page(live_run, found, studio.workbench is not None))
+
+
+@router.get("/runs/{key}/certificate/{name}")
+def certificate(studio: Here, key: str, name: str) -> Response:
+    """A file of a run's certificate, to be kept and not opened here."""
+    file = certificate_file(studio.live_run(key).summary.entry.path, name)
+    kept = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(file.read_bytes(), media_type=CERTIFICATE_TYPES[name], headers=kept)
 
 
 @router.get("/runs/{key}/explore")

@@ -93,8 +93,7 @@ def is_plain(path: Path) -> bool:
 
 def check(entry: FoundRun) -> None:
     """Refuse a run that holds a link, a device or a pipe where the studio reads, or a log beyond all measure."""
-    for count, item in enumerate(_items(entry.path)):
-        place = Path(item.path).relative_to(entry.path)
+    for count, (place, item) in enumerate(_items(entry.path)):
         if count >= MOST_FILES:
             raise NotServedError(f"run '{entry.name}' is not shown: it holds more than {MOST_FILES:,} files")
         try:
@@ -103,23 +102,25 @@ def check(entry: FoundRun) -> None:
             continue
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise NotServedError(f"run '{entry.name}' is not shown: {place} is a link or no plain file")
-        if place.suffix in TEXT and found.st_size > LARGEST_TEXT:
+        if place.endswith(TEXT) and found.st_size > LARGEST_TEXT:
             raise NotServedError(f"run '{entry.name}' is not shown: {place} has more than {LARGEST_TEXT:,} bytes")
 
 
-def _items(run: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything at the top of a run, and all that lies in those of its folders that are read."""
-    waiting = [run]
+def _items(run: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything at the top of a run, and all in those of its folders that are read, by its place in the run."""
+    waiting = [""]  # texts and not paths, which take most of the time that a list of many runs takes
     while waiting:
+        above = waiting.pop()
         try:
-            with os.scandir(waiting.pop()) as items:
+            with os.scandir(run / above) as items:
                 for item in items:
-                    inside = Path(item.path).relative_to(run).parts[0] in INSIDE
+                    place = f"{above}/{item.name}" if above else item.name
+                    inside = bool(above) or item.name in INSIDE
                     folder = item.is_dir(follow_symlinks=False)
                     if inside or not (folder or _is_link_to_folder(item)):
-                        yield item
+                        yield place, item
                     if inside and folder:
-                        waiting.append(Path(item.path))
+                        waiting.append(place)
         except FileNotFoundError:  # the folder of such a checkpoint
             continue
 

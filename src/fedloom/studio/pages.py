@@ -11,12 +11,17 @@ from markupsafe import Markup
 import fedloom
 from fedloom.presets import about_preset
 from fedloom.privacy.summary import NONE
+from fedloom.release.formats import FORMATS
 from fedloom.reports.one_run import run_heading, run_sections
-from fedloom.reports.parts import Story, method_of
+from fedloom.reports.parts import Section, Story, method_of
 from fedloom.reports.several_runs import comparison_sections, verdicts
+from fedloom.reports.verdict import verdict_of
+from fedloom.runs.folder import RunFolder
 from fedloom.studio.explorer import REACH, Explorer, View
+from fedloom.studio.handing_on import HandingOn
 from fedloom.studio.papers import declared, parts_of_table, tables_by_paper
 from fedloom.studio.run_summary import RunSummary
+from fedloom.studio.tradeoff import tradeoffs
 from fedloom.studio.watch import LiveRun
 from fedloom.studio.workbench import Deed
 from fedloom.templating import render
@@ -101,6 +106,20 @@ def run_body(story: Story) -> str:
     return part("body", _run_body(story))
 
 
+def release_page(live_run: LiveRun, found: HandingOn, works: bool) -> str:
+    """What can be handed on, and what was."""
+    entry = live_run.summary.entry
+    values = {
+        "key": entry.key,
+        "name": entry.name,
+        "verdict": live_run.summary.verdict or verdict_of(RunFolder.open(entry.path)),
+        "found": found,
+        "formats": list(FORMATS),
+        "works": works,
+    }
+    return page("release", f"Hand on {entry.name}", values)
+
+
 def _run_body(story: Story) -> dict[str, object]:
     return {"heading": run_heading(story, NO_CARDS), "found": run_sections(story, "", with_samples=True)}
 
@@ -113,16 +132,24 @@ def compare_page(live_runs: Sequence[LiveRun], stories: Sequence[Story]) -> str:
         "address": "/compare/body?" + "&".join(f"run={key}" for key in keys),
         "live_runs": live_runs,
     }
-    return page("compare", "Runs compared", values | _compare_body(stories))
+    return page("compare", "Runs compared", values | _compare_body(live_runs, stories))
 
 
-def compare_body(stories: Sequence[Story]) -> str:
+def compare_body(live_runs: Sequence[LiveRun], stories: Sequence[Story]) -> str:
     """The part of a comparison that changes while runs go on."""
-    return part("body", _compare_body(stories))
+    return part("body", _compare_body(live_runs, stories))
 
 
-def _compare_body(stories: Sequence[Story]) -> dict[str, object]:
-    return {"heading": verdicts(stories), "found": comparison_sections(stories)}
+def _compare_body(live_runs: Sequence[LiveRun], stories: Sequence[Story]) -> dict[str, object]:
+    found = comparison_sections(stories)
+    if bought := tradeoffs(live_run.summary for live_run in live_runs):
+        found.append(Section("epsilon", "Quality over epsilon", part("tradeoffs", {"found": bought})))
+    return {"heading": verdicts(stories), "found": found}
+
+
+def privacy_page(folder: str, summaries: Iterable[RunSummary]) -> str:
+    """Quality over epsilon, for all runs that tell of it."""
+    return page("privacy", "Privacy and quality", {"folder": folder, "found": tradeoffs(summaries)}, here="/privacy")
 
 
 # Papers

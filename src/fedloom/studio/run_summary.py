@@ -16,7 +16,7 @@ from fedloom.evaluation.metric import metric_title, reading_of
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.privacy.summary import NONE
 from fedloom.reports.logs import UNREADABLE, History, finite, histories, last, read_rows
-from fedloom.reports.pictures import grids_of
+from fedloom.reports.pictures import newest_picture
 from fedloom.reports.verdict import Verdict, verdict_of
 from fedloom.reproduction.tables import identity
 from fedloom.runs.at_work import is_abandoned, worker_of
@@ -43,6 +43,7 @@ class Best:
     metric: str
     value: float
     round: int
+    newest: float | None = field(default=None, compare=False)  # what it has come to
 
     @property
     def title(self) -> str:
@@ -67,6 +68,7 @@ class RunSummary:
     seconds: float | None = None  # of the last round
     best: tuple[Best, ...] = ()
     privacy: str = ""
+    epsilon: float | None = None  # spent by the silo that has spent most; None without a mechanism, too
     verdict: Verdict | None = None  # nothing before the end
     ended: str = ""  # "finished" or "diverged", once it is over
     samples: str = ""  # the address of the newest picture of samples, if there is one
@@ -135,6 +137,7 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
     rows, ended = read_rows(entry.path / "metrics.jsonl"), folder.status["state"]
     config, history = folder.config, histories(rows)
     newest = rows[-1] if rows else {"round": 0}
+    epsilon = None if config.privacy.mechanism == "none" else last(history.get(SPENT, {}))
     return RunSummary(
         entry,
         stamp,
@@ -147,7 +150,8 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
         rounds_planned=config.rounds,
         seconds=finite(newest.get("seconds")),
         best=tuple(_headlines(history)),
-        privacy=_privacy(config.privacy.mechanism, history),
+        privacy=NONE if config.privacy.mechanism == "none" else _spent(epsilon),
+        epsilon=epsilon,
         verdict=verdict_of(folder) if ended != "unfinished" else None,
         ended="" if ended == "unfinished" else ended,
         samples=_newest_samples(entry),
@@ -155,16 +159,14 @@ def _read(entry: FoundRun, stamp: str, changed: float) -> RunSummary:
     )
 
 
-def address_of_samples(entry: FoundRun, round_number: int, file: Path) -> str:
-    """Of a picture; another one where the file has changed, because browsers keep it."""
-    place = sorted(file.parent.glob("*.png")).index(file)
+def address_of_samples(entry: FoundRun, round_number: int, place: int, file: Path) -> str:
+    """Of a picture, by its place among those of its round; another one where the file has changed: browsers keep it."""
     return f"/runs/{entry.key}/samples/{round_number}/{place}?changed={file.lstat().st_mtime_ns}"
 
 
 def _newest_samples(entry: FoundRun) -> str:
-    rounds = grids_of(entry.path)
-    newest = max((number for number, files in rounds.items() if files), default=None)
-    return "" if newest is None else address_of_samples(entry, newest, rounds[newest][0])
+    found = newest_picture(entry.path)
+    return "" if found is None else address_of_samples(entry, found[0], 0, found[1])
 
 
 def _identities(config: Config) -> frozenset[str]:
@@ -187,7 +189,7 @@ def _headlines(history: History) -> Iterator[Best]:
             reading = reading_of(metric)
             better = max if reading and reading.better == "higher" else min
             value, round_number = better((value, number) for number, value in rounds.items())
-            yield Best(metric, value, round_number)
+            yield Best(metric, value, round_number, rounds[max(rounds)])
     if not families:
         losses = {key: values for key, values in history.items() if key.startswith(TRAINING)}
         for key, values in list(losses.items())[:1]:
@@ -212,8 +214,5 @@ def _means(columns: list[Mapping[int, float | None]]) -> dict[int, float]:
     }
 
 
-def _privacy(mechanism: str, history: History) -> str:
-    if mechanism == "none":
-        return NONE
-    spent = last(history.get(SPENT, {}))
-    return "nothing spent yet" if spent is None else f"ε {format_epsilon(spent)}"
+def _spent(epsilon: float | None) -> str:
+    return "nothing spent yet" if epsilon is None else f"ε {format_epsilon(epsilon)}"

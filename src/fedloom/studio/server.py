@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from fedloom.errors import ConfigError
 from fedloom.studio.app import make_app
 from fedloom.studio.gate import LARGEST_HEADERS, Admission
+from fedloom.studio.records import FLAG
 from fedloom.studio.studio import Studio
 
 SHORTEST_TOKEN = 16
@@ -36,16 +37,17 @@ class Listener:
     door: Admission
 
     @classmethod
-    def of(cls, host: str, port: int, token: str, works: bool = False) -> Listener:
-        """Take the address; elsewhere than on loopback, and for work, there is always a token."""
+    def of(cls, host: str, port: int, token: str, works: bool = False, with_records: bool = False) -> Listener:
+        """Take the address; elsewhere than on loopback, for work and for records, there is always a token."""
         listener = _listener(host, port)
         loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         if token and len(token) < SHORTEST_TOKEN:
             raise ConfigError(f"--token has {len(token)} characters; it must have at least {SHORTEST_TOKEN}")
-        if works and not loopback:
+        alone = "--work" if works else FLAG if with_records else ""
+        if alone and not loopback:
             listener.close()
-            raise ConfigError(f"--work is for this machine alone, and --host {host} lets others in; leave out one")
-        if works or not loopback:
+            raise ConfigError(f"{alone} is for this machine alone, and --host {host} lets others in; leave out one")
+        if alone or not loopback:
             token = token or secrets.token_urlsafe(32)
         names = {"localhost"} if loopback else {"localhost", host, socket.gethostname(), socket.getfqdn()}
         door = Admission(
@@ -152,11 +154,13 @@ def serve(
     open_browser: bool,
     say: Callable[[str], None],
     works: bool = False,
+    with_records: bool = False,
 ) -> None:
     """Serve a runs folder until somebody ends it; ``papers`` holds result files of papers' tables."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder '{folder}'; name the folder that your runs lie in")
-    place, studio = Listener.of(host, port, token, works), Studio.over(folder, papers, works)
+    place = Listener.of(host, port, token, works, with_records)
+    studio = Studio.over(folder, papers, works, with_records)
     torch.set_num_threads(1)  # frames are small: more threads make them slower
     say(f"The studio of {studio.catalogue.root} is at {place.address}")
     say("Ctrl-C ends it.")

@@ -21,6 +21,7 @@ from fedloom.runs.checkpoint import checkpoint_rounds, folder_of
 from fedloom.studio.catalogue import Catalogue, FoundRun, NotServedError, check, is_plain
 from fedloom.studio.explorer import Explorer
 from fedloom.studio.pages import MOST_COMPARED
+from fedloom.studio.records import RealPictures, real_pictures
 from fedloom.studio.run_summary import address_of_samples
 from fedloom.studio.watch import LiveRun, RunWatch
 from fedloom.studio.workbench import Workbench
@@ -64,14 +65,16 @@ class Studio:
     watch: RunWatch
     papers: Path  # where result files of papers' tables lie, if anywhere
     workbench: Workbench | None = None  # where runs may be begun and stopped
+    with_records: bool = False  # whether records that are not known as public may stand beside samples
     _stories: MadeOnce = field(default_factory=MadeOnce)
     _explorers: MadeOnce = field(default_factory=MadeOnce)
+    _records: MadeOnce = field(default_factory=MadeOnce)
 
     @classmethod
-    def over(cls, root: Path, papers: Path, works: bool = False) -> Studio:
-        """The studio of a folder, where wanted with a workbench."""
+    def over(cls, root: Path, papers: Path, works: bool = False, with_records: bool = False) -> Studio:
+        """The studio of a folder, where wanted with a workbench, and with records."""
         catalogue = Catalogue(root.resolve())
-        return cls(catalogue, RunWatch(catalogue), papers, Workbench(catalogue) if works else None)
+        return cls(catalogue, RunWatch(catalogue), papers, Workbench(catalogue) if works else None, with_records)
 
     def live_run(self, key: str) -> LiveRun:
         """A run that can be read."""
@@ -83,7 +86,22 @@ class Studio:
     def story(self, live_run: LiveRun) -> Story:
         """What a run's page tells."""
         entry = live_run.summary.entry
-        return self._stories.get(entry.key, live_run.summary.stamp, lambda: _story(entry))
+        return self._stories.get(entry.key, live_run.summary.stamp, lambda: self._story(entry))
+
+    def real_pictures(self, entry: FoundRun) -> RealPictures:
+        """Held-out records of a run: loaded once, however long the run goes on."""
+        check(entry)
+        run = load(entry.path)
+        config = run.folder.config
+        version = config.data, config.audit, config.seed, run.folder.rounds_done > 0
+        return self._records.get(entry.key, version, lambda: real_pictures(run, self.with_records))
+
+    def real_picture(self, key: str, place: int) -> tuple[str, bytes]:
+        """One of its grids."""
+        grids = [*self.real_pictures(self.live_run(key).summary.entry).grids.values()]
+        if not 0 <= place < len(grids):
+            raise NotServedError("there is no such picture of records")
+        return grids[place]
 
     def compared(self, keys: Sequence[str]) -> tuple[list[LiveRun], list[Story]]:
         """Chosen runs, and what there is to tell about each."""
@@ -121,13 +139,19 @@ class Studio:
         version = index.lstat().st_mtime_ns if index.exists() else 0
         return self._explorers.get(f"{entry.key}/{wanted}", version, make)
 
+    def _story(self, entry: FoundRun) -> Story:
+        check(entry)
+        real = self.real_pictures(entry)
+        addresses = {group: f"/runs/{entry.key}/records/{place}" for place, group in enumerate(real.grids)}
+        return replace(_told(entry), real=addresses, no_real=real.missing)
 
-def _story(entry: FoundRun) -> Story:
-    check(entry)
+
+def _told(entry: FoundRun) -> Story:
     subject = replace(subject_of(load(entry.path), NO_RECORDS), no_records=NO_RECORDS)
     facts = facts_of(subject, entry.name)
+    grids = grids_of(entry.path)
     films = {
-        group: {number: address_of_samples(entry, number, file) for number, file in film.items()}
+        group: {n: address_of_samples(entry, n, grids[n].index(file), file) for n, file in film.items()}
         for group, film in sample_files(entry.path, facts.groups).items()
     }
     return Story(facts, findings(facts), Samples(films, ()), {})

@@ -1,6 +1,7 @@
-"""Work on runs from a page: begin, stop, go on, train on. Each deed is shown first, and done when it is confirmed.
+"""Work on runs from a page: begin, stop, go on, train on, hand on.
 
-What is done is what the command of the same words does, in a process of its own.
+Each deed is shown first, and done when it is confirmed. What is done is what the command of the same words does, in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedloom.certificate.matter import Approval
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, FedloomError, unknown
 from fedloom.presets import preset_names, starter_names
+from fedloom.release.formats import FORMATS
+from fedloom.release.provenance import FLAG as RISK
 from fedloom.runs import background
 from fedloom.runs.folder import RunFolder
 from fedloom.settings import override
 from fedloom.studio.catalogue import Catalogue
+from fedloom.studio.handing_on import free_name
 
 NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 MOST_ROUNDS = 1_000_000
+MOST_RECORDS = 1_000_000
 Asked = Mapping[str, str]
 
 
@@ -35,6 +41,7 @@ class Deed:
     sentence: str
     words: tuple[str, ...]
     folder: Path
+    hands_on: bool = False  # then the run stays as it is, and the deed is waited for
 
     @property
     def command(self) -> str:
@@ -74,9 +81,9 @@ class Workbench:
         if deed.words[0] == "stop":
             background.stop(deed.folder)
             return
-        begun = background.begin(deed.words, deed.folder)
-        if begun.exit_code:
-            last = begun.said.strip().splitlines()
+        done = background.perform(deed.words) if deed.hands_on else background.begin(deed.words, deed.folder)
+        if done.exit_code:
+            last = done.said.strip().splitlines()
             raise FedloomError(last[-1].removeprefix("Error: ") if last else "it ended at once")
 
     def _new(self, asked: Asked) -> Deed:
@@ -109,6 +116,37 @@ class Workbench:
         sentence = f"Train the run '{name}' on, to {int(text):,} rounds in all"
         return Deed(sentence, ("resume", str(folder), f"rounds={int(text)}"), folder)
 
+    def _certify(self, asked: Asked) -> Deed:
+        folder, name = self._run(asked)
+        approval = asked.get("approval", "").strip()
+        if approval:
+            Approval.of(approval)  # complains
+        approved = (f"--approval={approval}",) if approval else ()
+        sentence = f"Make the certificate of the run '{name}'"
+        return Deed(sentence, ("certificate", str(folder), *approved), folder, hands_on=True)
+
+    def _synthesize(self, asked: Asked) -> Deed:
+        folder, name = self._run(asked)
+        count, form = asked.get("records", ""), asked.get("format", "")
+        if not count.isdecimal() or not 1 <= int(count) <= MOST_RECORDS:
+            raise ConfigError(f"records = '{count}' must be a whole number up to {MOST_RECORDS:,}")
+        if form not in FORMATS:
+            raise ConfigError("format: " + unknown("format", form, FORMATS))
+        out = folder / free_name(folder, "dataset")
+        words = ("synthesize", str(folder), "--n", str(int(count)), "--format", form, "--out", str(out), *_risk(asked))
+        return Deed(
+            f"Make a data set of {int(count):,} records from the run '{name}', with a card",
+            words,
+            folder,
+            hands_on=True,
+        )
+
+    def _export(self, asked: Asked) -> Deed:
+        folder, name = self._run(asked)
+        out = folder / free_name(folder, "generators")
+        words = ("export", str(folder), "--out", str(out), *_risk(asked))
+        return Deed(f"Write the generators of the run '{name}' for others, with a card", words, folder, hands_on=True)
+
     def _run(self, asked: Asked) -> tuple[Path, str]:
         entry = self.catalogue.entry(asked.get("run", ""))
         if RunFolder.open(entry.path).is_deployed:
@@ -116,9 +154,20 @@ class Workbench:
         return entry.path, entry.name
 
 
+def _risk(asked: Asked) -> tuple[str, ...]:
+    """A person's word that it shall be handed on all the same."""
+    return (RISK,) if asked.get("risk") == "accepted" else ()
+
+
+HAND_ON: Mapping[str, Callable[[Workbench, Asked], Deed]] = {
+    "certify": Workbench._certify,
+    "synthesize": Workbench._synthesize,
+    "export": Workbench._export,
+}
 DEEDS: Mapping[str, Callable[[Workbench, Asked], Deed]] = {
     "begin": Workbench._new,
     "stop": Workbench._stop,
     "resume": Workbench._resume,
     "extend": Workbench._extend,
+    **HAND_ON,
 }

@@ -33,6 +33,17 @@ function renew(old, fresh) {
   old.dataset.state = fresh.dataset.state;
 }
 
+// Many lines may come at once: what looks at all of them waits until they are there.
+let waiting = 0;
+function settle() {
+  waiting ||= requestAnimationFrame(() => {
+    waiting = 0;
+    document.getElementById("none").hidden = table.rows.length > 0;
+    sift();
+    count();
+  });
+}
+
 listen([], (run, gone) => {
   const old = document.getElementById(`run-${run.key}`);
   if (gone) {
@@ -43,9 +54,7 @@ listen([], (run, gone) => {
     if (old) renew(old, fresh);
     else table.prepend(fresh);
   }
-  document.getElementById("none").hidden = table.rows.length > 0;
-  sift();
-  count();
+  settle();
 });
 table.addEventListener("change", count);
 filter.addEventListener("input", sift);
