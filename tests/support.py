@@ -23,7 +23,6 @@ from fedloom.sharing.plan import SharingPlan
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
 
-
 # What keeps methods small whose networks tiny_config does not shape.
 NARROW: dict[str, tuple[str, ...]] = {
     "fission_flow": ("method.widths=[4, 8]", "method.blocks=1", "method.steps=2", "evaluation.samples=8"),

@@ -126,8 +126,8 @@ class DataConfig:
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     # By which groups silos go: the source's; "class": each class is one too; "permuted": the source's, dealt among the
-    # silos at random, which is a control.
-    groups: Literal["source", "class", "permuted"] = field(default="source", metadata=LATER)
+    # silos at random, which is a control; "discover": those that are found before the first round, see ``discovery``.
+    groups: Literal["source", "class", "permuted", "discover"] = field(default="source", metadata=LATER)
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
     # What is done to each picture in a file of its own, whatever the others are.
     size: int = field(default=0, metadata=at_least(0) | LATER)  # of each side, in pixels; 0: as it is
@@ -137,6 +137,15 @@ class DataConfig:
     window: tuple[float, ...] = field(default=(), metadata=LATER)
     subjects: Literal["", "folder", "dicom"] = field(default="", metadata=LATER)  # whose pictures they are
     columns: ColumnsConfig = field(default_factory=ColumnsConfig, metadata=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoveryConfig:
+    """How groups are found that nobody named, where ``data.groups`` is "discover"."""
+
+    groups: int = field(default=0, metadata=at_least(0))  # how many; 0: as many as what silos release speaks for
+    most: int = field(default=8, metadata=at_least(2))  # of them
+    frequencies: int = field(default=64, metadata=at_least(1))  # each silo releases two numbers for each, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +294,7 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata=LATER)
     sharing: SharingConfig = field(default_factory=SharingConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
