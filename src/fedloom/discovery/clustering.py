@@ -21,7 +21,7 @@ Matrix = NDArray[np.float64]
 
 DRAWS = 399  # of silos without groups
 LEVEL = 0.01  # how often such silos may be divided
-SLACK = 2.0  # standard deviations by which fewer groups may be worse than the best number
+SLACK = 3.0  # standard deviations by which fewer groups may be worse than the best number
 FEWEST = 6  # silos: fewer look too often as if they had groups
 TINY = 1e-300
 

@@ -233,9 +233,8 @@ class SiloPrivacy:
     def events(self, round: int) -> dict[str, Event]:
         """What a round costs: the update, if the silo trains on records, pretraining the first time, and payloads."""
         due = [release for release in self.payloads if round in release.rounds]
-        update: dict[str, Event] = (
-            {UPDATE: self.mechanism(round).event(self.steps)} if self.steps and round != BEFORE else {}
-        )
+        steps = 0 if round == BEFORE else self.steps
+        update: dict[str, Event] = {UPDATE: self.mechanism(round).event(steps)} if steps else {}
         if self.pretrains(round):
             update[PRETRAINING] = self.pretraining_mechanism.event(self.pretraining)
         update |= {each.name: cost_of(each.statistic, self.payload_noise.get(each.name, 0.0)) for each in due}

@@ -1,0 +1,249 @@
+"""How well groups are found that nobody named, as the adjusted Rand index against the truth; over three seeds.
+
+    python benchmarks/discovery.py              every case of this file, on the samples in the package
+    python benchmarks/discovery.py quality      what a run is worth with known groups, with found ones, and with one
+
+``found``: what the number of groups came to. Clustering of weights and IFCA (Ghosh et al. 2020, three restarts) are
+told the true number of groups and have no privacy; their silos train a small autoencoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common import keep, show
+from fedloom.config import Config, load_config
+from fedloom.discovery.clustering import hierarchy
+from fedloom.discovery.release import read, released
+from fedloom.experiment import Experiment, train
+from fedloom.federation.building import build_federation
+from fedloom.federation.records import Federation, Records, Silo, concatenate
+from fedloom.privacy.noise import StreamNoise
+from fedloom.streams import Streams
+
+SEEDS = (1, 2, 3)
+EPSILONS = (0.0, 3.0, 1.0)  # 0: no mechanism
+# Of IFCA; clustering of weights is after ROUNDS * STEPS steps at once.
+ROUNDS, STEPS, BATCH, HIDDEN, RESTARTS, LOOKED_AT = 6, 15, 64, 32, 3, 200
+Case = tuple[Federation, list[int]]  # and the true group of each silo; -1: it has records of several
+
+
+def config_of(seed: int, *assignments: str) -> Config:
+    return load_config("demo", [f"seed={seed}", "participation.rate=1.0", *assignments])
+
+
+def built(seed: int, *assignments: str) -> Federation:
+    return build_federation(config_of(seed, *assignments).data, Streams(seed))
+
+
+def mixed_mnist(seed: int, records: int = 0) -> Case:
+    found = built(seed, f"data.records_per_silo={records}")
+    return found, [silo.groups[0] for silo in found.silos]
+
+
+def mixed_silos(seed: int) -> Case:
+    """Two of ten silos hold half of each group."""
+    found, truth = mixed_mnist(seed)
+    silos, halves = list(found.silos), torch.arange(600)
+    for one, other in ((0, 5),):
+        first, second = silos[one].train, silos[other].train
+        rest = torch.arange(600, 1200)
+        silos[one] = replace(silos[one], train=concatenate([first.take(halves), second.take(halves)]))
+        silos[other] = replace(silos[other], train=concatenate([first.take(rest), second.take(rest)]))
+        truth[one] = truth[other] = -1
+    return replace(found, silos=tuple(silos)), truth
+
+
+def rotated(seed: int) -> Case:
+    """MNIST, upright and turned by 90, 180 and 270 degrees: four silos each."""
+    found = built(seed, "data.source=mnist-sample", "data.partition=iid", "data.silos=16")
+    turns = [number % 4 for number in range(16)]
+    silos = [
+        replace(silo, train=replace(silo.train, x=torch.rot90(silo.train.x, turn, (-2, -1)).contiguous()))
+        for silo, turn in zip(found.silos, turns, strict=True)
+    ]
+    return replace(found, silos=tuple(silos)), turns
+
+
+def populations(seed: int) -> Case:
+    """Adult: five silos of people under 37, five of those of 37 and more."""
+    found = built(seed, "data.source=adult-sample", "data.partition=iid", "data.silos=1")
+    everybody = found.silos[0].train
+    older = everybody.x[:, 0] >= 37
+    parts: list[tuple[Records, int]] = []
+    for group in (0, 1):
+        rows = torch.nonzero(older == bool(group)).flatten()
+        parts += [(everybody.take(part), group) for part in torch.tensor_split(rows, 5)]
+    silos = tuple(Silo(f"silo-{number}", part) for number, (part, _) in enumerate(parts))
+    return replace(found, silos=silos), [group for _, group in parts]
+
+
+def no_groups(seed: int) -> Case:
+    found = built(seed, "data.source=mnist-sample", "data.partition=iid", "data.silos=10")
+    return found, [0] * 10
+
+
+CASES: dict[str, Callable[[int], Case]] = {
+    "Mixed MNIST": mixed_mnist,
+    "Mixed MNIST, 400 records a silo": lambda seed: mixed_mnist(seed, 400),
+    "Mixed MNIST, 2 of 10 silos mixed": mixed_silos,
+    "rotated MNIST": rotated,
+    "Adult by age": populations,
+    "MNIST, no groups": no_groups,
+}
+
+
+def index_of(truth: list[int], labels: list[int]) -> float:
+    """The adjusted Rand index over silos of a single group."""
+    from sklearn.metrics import adjusted_rand_score
+
+    pairs = [(true, label) for true, label in zip(truth, labels, strict=True) if true >= 0]
+    return float(adjusted_rand_score(*zip(*pairs, strict=True)))
+
+
+def discovered(case: Case, seed: int, epsilon: float, *assignments: str) -> list[int]:
+    """By the release of a run with these settings, whose training takes the rest of the budget."""
+    network = "model.likelihood=auto"
+    private = (f"privacy.epsilon={epsilon}", "privacy.mechanism=dp-sgd") if epsilon else ()
+    config = config_of(seed, "data.groups=discover", "rounds=5", network, *private, *assignments)
+    experiment = Experiment.of(config, case[0])
+    secrets = {index: StreamNoise(Streams(1000 * seed + index)) for index in range(len(case[0]))}
+    privacy = experiment.trainer.privacy
+    updates, _ = released(config, experiment.federation, privacy, secrets)
+    return list(read(config, updates, privacy).labels)
+
+
+def autoencoder(width: int, seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, width))
+
+
+def trained(start: nn.Module, x: Tensor, steps: int, seed: int) -> nn.Module:
+    model = autoencoder(x.shape[1], 0)
+    model.load_state_dict(start.state_dict())
+    optimiser, generator = torch.optim.Adam(model.parameters(), 1e-3), torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        batch = x[torch.randint(len(x), (BATCH,), generator=generator)]
+        optimiser.zero_grad()
+        (model(batch) - batch).square().mean().backward()
+        optimiser.step()
+    return model
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def by_weights(case: Case, seed: int, groups: int) -> list[int]:
+    """Ward's clustering of autoencoders that silos trained alone from one start."""
+    tables = [silo.train.values.flatten(1) for silo in case[0].silos]
+    start = autoencoder(tables[0].shape[1], seed)
+    rows = [weights_of(trained(start, x, ROUNDS * STEPS, seed)).numpy() for x in tables]
+    return [int(label) for label in hierarchy().fcluster(hierarchy().ward(np.stack(rows)), groups, "maxclust")]
+
+
+def ifca(case: Case, seed: int, groups: int) -> list[int]:
+    """The restart in which silos' best branches explain their records best."""
+    tables = [silo.train.values.flatten(1) for silo in case[0].silos]
+    return min((_ifca(tables, 100 * seed + turn, groups) for turn in range(RESTARTS)), key=lambda found: found[0])[1]
+
+
+def _ifca(tables: list[Tensor], seed: int, groups: int) -> tuple[float, list[int]]:
+    branches = [autoencoder(tables[0].shape[1], 1000 * seed + group) for group in range(groups)]
+    for round in range(ROUNDS + 1):
+        losses = [[_loss(branch, x[:LOOKED_AT]) for branch in branches] for x in tables]
+        labels = [row.index(min(row)) for row in losses]
+        if round == ROUNDS:
+            break
+        models = [trained(branches[label], x, STEPS, round) for label, x in zip(labels, tables, strict=True)]
+        for group in set(labels):
+            own = [model.state_dict() for model, label in zip(models, labels, strict=True) if label == group]
+            branches[group].load_state_dict({name: sum(each[name] for each in own) / len(own) for name in own[0]})
+    return sum(map(min, losses)), labels
+
+
+def _loss(branch: nn.Module, x: Tensor) -> float:
+    with torch.no_grad():
+        return float((branch(x) - x).square().mean())
+
+
+def indices() -> None:
+    rows = []
+    for name, make in CASES.items():
+        for epsilon in EPSILONS:
+            rows.append(_row(name, f"found, epsilon {epsilon:g}" if epsilon else "found", make, epsilon))
+    for asked in (3, 4):
+        rows.append(_row("Mixed MNIST", f"asked for {asked}", mixed_mnist, 0.0, f"discovery.groups={asked}"))
+    for name in ("Mixed MNIST", "rotated MNIST", "Adult by age"):
+        make = CASES[name]
+        for title, way in (("weights, number known", by_weights), ("IFCA, number known", ifca)):
+            rows.append(_measured(name, title, make, lambda case, seed, way=way: way(case, seed, _true(case))))
+    show("adjusted Rand index against the true groups", rows)
+    keep("discovery-cpu", rows, seeds=list(SEEDS))
+
+
+def _true(case: Case) -> int:
+    return len(set(case[1]) - {-1})
+
+
+def _row(name: str, title: str, make: Callable[[int], Case], epsilon: float, *more: str) -> dict[str, object]:
+    return _measured(name, title, make, lambda case, seed: discovered(case, seed, epsilon, *more))
+
+
+def _measured(
+    name: str, title: str, make: Callable[[int], Case], way: Callable[[Case, int], list[int]]
+) -> dict[str, object]:
+    found, seconds = [], 0.0
+    for seed in SEEDS:
+        case = make(seed)
+        start = time.perf_counter()
+        labels = way(case, seed)
+        seconds += time.perf_counter() - start
+        found.append((len(set(labels)), round(index_of(case[1], labels), 3)))
+    row = {"case": name, "by": title, "groups": " ".join(str(count) for count, _ in found)}
+    row |= {"index": " ".join(f"{index:g}" for _, index in found), "mean": round(mean(i for _, i in found), 3)}
+    print(row, f"{seconds:.1f} s", flush=True)
+    return row
+
+
+def quality(rounds: int) -> None:
+    """Frechet distance of all samples together to held-out records, lower is better; one run of each."""
+    kinds = {
+        "known": ("data.groups=source",),
+        "found": ("data.groups=discover",),
+        "one": ("data.groups=discover", "discovery.groups=1"),
+    }
+    measured = (f"rounds={rounds}", "evaluation.every=0", "evaluation.samples=500", 'evaluation.metrics=["frechet"]')
+    rows = []
+    for kind, settings in kinds.items():
+        config = config_of(SEEDS[0], *measured, *settings)
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            run = train(config, Path(folder) / "run")
+            seconds = time.perf_counter() - start
+            found = {key: value for key, value in run.folder.latest_metrics().items() if key.startswith("frechet/")}
+            up = sum(row["bytes"] for row in run.folder.egress())
+        values = {key: value for key, value in found.items() if "/group=" not in key} or found
+        rows.append({"groups": kind, "frechet": next(iter(values.values())), "bytes_up": up, "seconds": seconds})
+        print(found, flush=True)
+    show(f"Frechet distance after {rounds} rounds", rows)
+    keep("discovery_quality-cpu", rows, seed=SEEDS[0], rounds=rounds)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("indices", "quality"), default="indices")
+    parser.add_argument("--rounds", type=int, default=10)
+    given = parser.parse_args()
+    indices() if given.what == "indices" else quality(given.rounds)
