@@ -1,31 +1,28 @@
 """How well groups are found that nobody named, as the adjusted Rand index against the truth; over three seeds.
 
-    python benchmarks/discovery.py              every case of this file, on the samples in the package
-    python benchmarks/discovery.py quality      what a run is worth with known groups, with found ones, and with one
+    python benchmarks/discovery.py
 
-``found``: what the number of groups came to. Clustering of weights and IFCA (Ghosh et al. 2020, three restarts) are
-told the true number of groups and have no privacy; their silos train a small autoencoder.
+On the samples in the package. Clustering of weights and IFCA (Ghosh et al. 2020, three restarts) are told the true number
+of groups and have no privacy; their silos train a small autoencoder.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from common import keep, show
 from fedloom.config import Config, load_config
 from fedloom.discovery.clustering import hierarchy
 from fedloom.discovery.release import read, released
-from fedloom.experiment import Experiment, train
+from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.privacy.noise import StreamNoise
@@ -123,6 +120,12 @@ def discovered(case: Case, seed: int, epsilon: float, *assignments: str) -> list
     return list(read(config, updates, privacy).labels)
 
 
+def tables_of(federation: Federation) -> list[Tensor]:
+    """Each silo's records as vectors, pictures shrunk to 8 x 8 as in what is released."""
+    values = [silo.train.values for silo in federation.silos]
+    return [(functional.adaptive_avg_pool2d(x, 8) if x.dim() == 4 else x).flatten(1) for x in values]
+
+
 def autoencoder(width: int, seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -147,7 +150,7 @@ def weights_of(model: nn.Module) -> Tensor:
 
 def by_weights(case: Case, seed: int, groups: int) -> list[int]:
     """Ward's clustering of autoencoders that silos trained alone from one start."""
-    tables = [silo.train.values.flatten(1) for silo in case[0].silos]
+    tables = tables_of(case[0])
     start = autoencoder(tables[0].shape[1], seed)
     rows = [weights_of(trained(start, x, ROUNDS * STEPS, seed)).numpy() for x in tables]
     return [int(label) for label in hierarchy().fcluster(hierarchy().ward(np.stack(rows)), groups, "maxclust")]
@@ -155,7 +158,7 @@ def by_weights(case: Case, seed: int, groups: int) -> list[int]:
 
 def ifca(case: Case, seed: int, groups: int) -> list[int]:
     """The restart in which silos' best branches explain their records best."""
-    tables = [silo.train.values.flatten(1) for silo in case[0].silos]
+    tables = tables_of(case[0])
     return min((_ifca(tables, 100 * seed + turn, groups) for turn in range(RESTARTS)), key=lambda found: found[0])[1]
 
 
@@ -189,8 +192,8 @@ def indices() -> None:
         make = CASES[name]
         for title, way in (("weights, number known", by_weights), ("IFCA, number known", ifca)):
             rows.append(_measured(name, title, make, lambda case, seed, way=way: way(case, seed, _true(case))))
+            keep("discovery-cpu", rows, seeds=list(SEEDS))
     show("adjusted Rand index against the true groups", rows)
-    keep("discovery-cpu", rows, seeds=list(SEEDS))
 
 
 def _true(case: Case) -> int:
@@ -217,33 +220,5 @@ def _measured(
     return row
 
 
-def quality(rounds: int) -> None:
-    """Frechet distance of all samples together to held-out records, lower is better; one run of each."""
-    kinds = {
-        "known": ("data.groups=source",),
-        "found": ("data.groups=discover",),
-        "one": ("data.groups=discover", "discovery.groups=1"),
-    }
-    measured = (f"rounds={rounds}", "evaluation.every=0", "evaluation.samples=500", 'evaluation.metrics=["frechet"]')
-    rows = []
-    for kind, settings in kinds.items():
-        config = config_of(SEEDS[0], *measured, *settings)
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            run = train(config, Path(folder) / "run")
-            seconds = time.perf_counter() - start
-            found = {key: value for key, value in run.folder.latest_metrics().items() if key.startswith("frechet/")}
-            up = sum(row["bytes"] for row in run.folder.egress())
-        values = {key: value for key, value in found.items() if "/group=" not in key} or found
-        rows.append({"groups": kind, "frechet": next(iter(values.values())), "bytes_up": up, "seconds": seconds})
-        print(found, flush=True)
-    show(f"Frechet distance after {rounds} rounds", rows)
-    keep("discovery_quality-cpu", rows, seed=SEEDS[0], rounds=rounds)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("indices", "quality"), default="indices")
-    parser.add_argument("--rounds", type=int, default=10)
-    given = parser.parse_args()
-    indices() if given.what == "indices" else quality(given.rounds)
+    indices()
