@@ -2,8 +2,8 @@
 
     python benchmarks/discovery.py
 
-On the samples in the package. Clustering of weights and IFCA (Ghosh et al. 2020, three restarts) are told the true number
-of groups and have no privacy; their silos train a small autoencoder.
+On the samples in the package. Clustering of weights and IFCA (Ghosh et al. 2020, three restarts) are told the true
+number of groups and have no privacy; their silos train a small autoencoder.
 """
 
 from __future__ import annotations
