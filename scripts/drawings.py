@@ -167,7 +167,7 @@ def house() -> Drawing:
         "workflow, reproduction, sweep, audit, downstream, deployment, certificate\nwhat commands do with runs",
         "experiment, reports, release\none experiment, and what is handed on",
         "engines, evaluation, operations\nwhere it runs, how good it is",
-        "methods, runs\nthe recipes, and what remains of a run",
+        "methods, discovery, runs\nthe recipes, groups that nobody named, and what remains of a run",
         "models, objectives, sharing, privacy\nwhat is learned, given to whom, at what cost",
         "federation, backbones, secure\nwho holds what, and sums of which nobody sees the parts",
         "modalities, config, streams, registry\nwhat a record is, and what was asked for",

@@ -24,7 +24,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"modalities"},
     {"federation", "backbones", "secure"},
     {"models", "objectives", "sharing", "privacy"},
-    {"methods", "runs"},
+    {"methods", "runs", "discovery"},
     {"operations"},
     {"engines", "evaluation"},
     {"reports", "release"},

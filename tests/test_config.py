@@ -137,7 +137,7 @@ def test_the_digest_ignores_the_name_and_the_engine_alone() -> None:
     changed = ["seed=9", "rounds=9", "participation.rate=0.9", "method.name=fissionvae", "method.prior=wave"]
     changed += ["model.latent=9", "data.alpha=0.9", "sharing.weights=equal-groups", "sharing.scopes.encoder=silo"]
     changed += ["local.epochs=9", "evaluation.every=9", "privacy.epsilon=9", "server.samples=9"]
-    changed += ["audit.canaries=9", "data.outliers.share=0.1", "model.lipschitz=9"]
+    changed += ["audit.canaries=9", "discovery.most=9", "data.outliers.share=0.1", "model.lipschitz=9"]
     digests = {parse(Config, override({}, [assignment])).digest() for assignment in changed}
     assert len(digests | {digest}) == len(changed) + 1
 
@@ -146,7 +146,7 @@ def test_every_section_but_name_and_engine_enters_the_digest() -> None:
     """The list above must grow with the tree."""
     sections = set(Config().to_mapping()) - {"name", "engine"}
     tested = {"seed", "rounds", "participation", "method", "model", "data", "sharing", "privacy", "local", "evaluation"}
-    assert sections - tested == {"server", "audit"}
+    assert sections - tested == {"server", "audit", "discovery"}
 
 
 def test_settings_cannot_be_changed_in_place() -> None:

@@ -126,17 +126,25 @@ class DataConfig:
     condition: str = ""  # an attribute of the records: each of its values makes a class of its own of every class
     records_per_class: int = field(default=0, metadata=at_least(0))  # where silos are divided by class; 0: all
     # By which groups silos go: the source's; "class": each class is one too; "permuted": the source's, dealt among the
-    # silos at random, which is a control.
-    groups: Literal["source", "class", "permuted"] = field(default="source", metadata=LATER)
+    # silos at random, which is a control; "discover": those that are found before the first round, see ``discovery``.
+    groups: Literal["source", "class", "permuted", "discover"] = field(default="source", metadata=LATER)
     outliers: OutliersConfig = field(default_factory=OutliersConfig)
     # What is done to each picture in a file of its own, whatever the others are.
     size: int = field(default=0, metadata=at_least(0) | LATER)  # of each side, in pixels; 0: as it is
     crop: Literal["centre", "pad", "stretch"] = field(default="centre", metadata=LATER)  # how it becomes a square
     mode: Literal["auto", "grey", "colour"] = field(default="auto", metadata=LATER)  # "auto": as it is
-    # The values that become black and white, where there are more than 256 levels; (): as its file says
-    window: tuple[float, ...] = field(default=(), metadata=LATER)
+    window: tuple[float, ...] = field(default=(), metadata=LATER)  # values that become black and white; (): its file's
     subjects: Literal["", "folder", "dicom"] = field(default="", metadata=LATER)  # whose pictures they are
     columns: ColumnsConfig = field(default_factory=ColumnsConfig, metadata=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoveryConfig:
+    """How groups are found that nobody named, where ``data.groups`` is "discover"."""
+
+    groups: int = field(default=0, metadata=at_least(0))  # how many; 0: as many as what silos release speaks for
+    most: int = field(default=8, metadata=at_least(2))  # of them
+    frequencies: int = field(default=64, metadata=at_least(1))  # each silo releases two numbers for each, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +153,7 @@ class SharingConfig:
 
     weights: Literal["size", "equal-groups", "equal"] = "size"  # of silos in a mean
     scopes: dict[str, str] = field(default_factory=dict)  # block -> global, group, silo, upload or server
-    # Of what silos send of merged blocks: how far they moved, in 2 bytes a number or 1; what rounding leaves out is
-    # sent with the next move.
+    # Of how far merged blocks moved: 2 bytes a number or 1. What rounding leaves out is sent with the next move.
     compression: Literal["none", "bfloat16", "int8"] = field(default="none", metadata=LATER)
 
 
@@ -217,8 +224,7 @@ class ServerConfig:
 
     # "mean": average by scope. "adam": the same, as a gradient for an Adam of the server's. "distil": train on samples
     # of the decoders that silos send. "mean+distil": both, on samples of what was averaged too. "auto": "mean", or
-    # "distil" where the sharing plan leaves nothing to average.
-    # 'fedloom list server-steps' names them, with those of plug-ins.
+    # "distil" where the plan leaves nothing to average. 'fedloom list server-steps' names those of plug-ins too.
     step: str = "auto"
     merge: MergeConfig = field(default_factory=MergeConfig, metadata=LATER)
     trains: Literal["own", "merged"] = "own"  # a model of the server's own, or the average, which then goes down
@@ -251,8 +257,7 @@ class EvaluationConfig:
     resolution: int = field(default=0, metadata=at_least(0))  # side of its input; 0: its own
     weights: str = ""  # a file of weights, for a backbone that does not bring its own
     importance_samples: int = field(default=64, metadata=at_least(1))  # k of the importance-weighted bound
-    # Beside metrics.jsonl; "auto" is TensorBoard where it is installed.
-    trackers: tuple[str, ...] = ("auto",)
+    trackers: tuple[str, ...] = ("auto",)  # beside metrics.jsonl; "auto": TensorBoard where it is installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +296,7 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig, metadata=LATER)
     sharing: SharingConfig = field(default_factory=SharingConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     local: LocalConfig = field(default_factory=LocalConfig)

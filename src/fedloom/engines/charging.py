@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
+from fedloom.discovery.release import RELEASE, check_private_discovery, planned_release
 from fedloom.engines.base import FederationState, SiloState, participants_of, pretraining_phases
 from fedloom.engines.distributed import shared_noise
 from fedloom.engines.training import Trainer, local_steps
@@ -20,7 +21,7 @@ from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Phase
 from fedloom.privacy.accounts import Chain
-from fedloom.privacy.ledger import PRETRAINING, BudgetSpentError, Ledger
+from fedloom.privacy.ledger import BEFORE, PRETRAINING, BudgetSpentError, Ledger
 from fedloom.privacy.noise import StreamNoise, keyed
 from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, check_settings, number_of_units
 from fedloom.sharing.plan import Tensors
@@ -34,6 +35,7 @@ def privacy_of_silos(
         return ()
     names = [silo.name for silo in federation.silos]
     check_settings(config.privacy)
+    check_private_discovery(config)
     for name in config.privacy.budgets:
         if name not in names:
             raise ConfigError("privacy.budgets: " + unknown("silo", name, names))
@@ -41,6 +43,7 @@ def privacy_of_silos(
         if block not in method.plan.blocks:
             raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
     shareable = [rule.name for rule in method.payloads] + [PRETRAINING] * bool(config.privacy.pretraining)
+    shareable += [RELEASE] * (config.data.groups == "discover")
     for name in config.privacy.shares:
         if name not in shareable:
             raise ConfigError("privacy.shares: " + unknown("payload", name, shareable))
@@ -115,7 +118,7 @@ def privacy_of_silo(config: Config, method: Method, silo: str, units: int, round
             sum(math.prod(shape) for shape in rule.payload.shapes.values()),
         )
         for rule in method.payloads
-    )
+    ) + planned_release(config)
     steps = len(private) * local_steps(config, units)
     before = len(_private(pretraining_phases(method)))
     privacy = SiloPrivacy(silo, units, rounds, steps, config.local.batch_size, settings, payloads)
@@ -146,6 +149,15 @@ class Charging:
         self._again: dict[int, str] = {}  # silos that had paid before for what they release now, with its inputs
         for privacy, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, privacy.budget)
+
+    def admitted_before(self) -> dict[int, StreamNoise]:
+        """The secrets of all silos for what they release before the first round; all of them have paid by then."""
+        silos = self._trainer.federation.silos
+        given = {index: silo.digest for index, silo in enumerate(silos)}
+        paid = self._pay(BEFORE, "", given)
+        if missing := [silo.name for index, silo in enumerate(silos) if index not in paid]:
+            raise BudgetSpentError(f"silo '{missing[0]}' cannot pay for what it would release before the first round")
+        return {index: self._keyed(BEFORE, index, "", given[index]) for index in paid}
 
     def admitted(
         self, state: FederationState, context: RoundContext, source: str = ""

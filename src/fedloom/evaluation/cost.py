@@ -11,6 +11,7 @@ from fedloom.evaluation.metric import Metric, Reading, Values
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method
 from fedloom.methods.steps import ServerState
+from fedloom.privacy.ledger import BEFORE
 from fedloom.runs.metrics import metric_key
 from fedloom.sharing.plan import BlockKey, Down, Tensors
 
@@ -26,8 +27,9 @@ class SiloCost:
 
 def silo_cost(method: Method, server: ServerState, site: Site, egress: Sequence[Mapping[str, Any]]) -> SiloCost:
     """What left a silo, as logged, and what its sharing plan sends down to it in those rounds."""
-    sent = [row["bytes"] for row in egress if row["silo"] == site.name]
-    return SiloCost(len(sent), sum(sent), len(sent) * bytes_down(method, server, site))
+    sent = [row for row in egress if row["silo"] == site.name]
+    rounds = sum(row["round"] != BEFORE for row in sent)  # nothing comes down before the first
+    return SiloCost(rounds, sum(row["bytes"] for row in sent), rounds * bytes_down(method, server, site))
 
 
 def bytes_down(method: Method, server: ServerState, site: Site) -> int:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig
+from fedloom.discovery.grouping import with_groups
 from fedloom.engines.base import Engine, check_merge, initial_state, participants_of
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.choice import device_of
@@ -24,6 +25,7 @@ from fedloom.evaluation.evidence import Evaluation
 from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.metric import METRICS
 from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.discovering import check_scope, find, groups_of, to_be_found
 from fedloom.experiment.extension import extend
 from fedloom.experiment.origin import check_origin, check_records, origin_of
 from fedloom.experiment.outlook import shown_metrics, shown_run
@@ -53,10 +55,16 @@ class Experiment:
     config: Config
     federation: Federation
     method: Method
+    sought: Federation | None = None  # the source's, while its groups are to be found: then all silos are in one
 
     @classmethod
-    def of(cls, config: Config, federation: Federation | None = None) -> Experiment:
-        """Prepare what the configuration asks for, on the federation given or the one that it describes."""
+    def of(
+        cls, config: Config, federation: Federation | None = None, groups: Mapping[str, str] | None = None
+    ) -> Experiment:
+        """Prepare what the configuration asks for, on the federation given or the one that it describes.
+
+        ``groups`` are those of the silos, where they were to be found and have been.
+        """
         config = parse(Config, config.to_mapping())  # a tree made in Python passes the same checks as a file
         if config.local.updates == "matched" and config.data.layout == "federated":
             raise ConfigError(
@@ -66,13 +74,20 @@ class Experiment:
             federation = build_federation(config.data, Streams(config.seed))
         elif config.data.layout == "centralised":
             federation = federation.centralised()
-        federation = with_canaries(federation, config.audit, Streams(config.seed))
+        source, federation = federation, with_canaries(federation, config.audit, Streams(config.seed))
+        seeks = config.data.groups == "discover" and groups is None
+        if seeks:
+            federation = to_be_found(config, federation)
+        elif groups is not None:
+            federation = with_groups(federation, groups, Streams(config.seed))
         method = make_method(Setting.of(config, federation))
+        if seeks:
+            check_scope(method)
         if method.labelled:
             federation.require_labels(method.name)
         check_merge(method, federation)
         check_domain(method, federation)
-        return cls(config, federation, method)
+        return cls(config, federation, method, source if seeks else None)
 
     @cached_property
     def streams(self) -> Streams:
@@ -100,7 +115,8 @@ class Experiment:
     @property
     def _given(self) -> Federation | None:
         """The federation, where settings alone would not lead to it again."""
-        return self.federation if self.federation.described is None else None
+        given = self.sought or self.federation
+        return given if given.described is None else None
 
     def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
         """A run before its first round, in a new folder."""
@@ -112,12 +128,16 @@ class Experiment:
         state = initial_state(self.method, self.federation, self.config)
         self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config, origin_of(self.config, self.federation))
+        if self.sought:
+            return self._found(folder).take_up(folder, observer)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
     def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
         check_idle(folder.path)
         check_records(folder, self.federation)
+        if self.sought:
+            return self._found(folder).take_up(folder, observer)
         evaluator = self._evaluator()
         state, facts = initial_state(self.method, self.federation, self.config), dict[str, Any]()
         if folder.rounds_done:
@@ -129,6 +149,10 @@ class Experiment:
             raise RunFolderError(f"{folder.path}: {complaint}")
         folder.rewind(state.round)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
+
+    def _found(self, folder: RunFolder) -> Experiment:
+        """The same with its groups: as they stand in the folder, or found now."""
+        return Experiment.of(self.config, self.sought, find(self, folder))
 
     def _evaluator(self) -> Evaluator:
         """What measures the run, on the device that trains it.
@@ -222,7 +246,7 @@ class Run:
         check_origin(self.folder, federation)
         config = self.config if settings is None else replace(self.config, evaluation=settings)
         checkpoint = load_checkpoint(self.folder.path, round_number)
-        experiment = Experiment.of(config, federation)
+        experiment = Experiment.of(config, federation, groups_of(self.folder))
         check_records(self.folder, experiment.federation, checkpoint)
         evaluator = Evaluator(experiment.federation, config.evaluation, experiment.streams, torch_device(device))
         state = restored(checkpoint, experiment.federation)

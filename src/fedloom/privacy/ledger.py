@@ -24,6 +24,7 @@ from fedloom.privacy.database import Database
 
 # Releases that are no payloads: all noisy steps of a round, and those before the first.
 UPDATE, PRETRAINING = "update", "pretraining"
+BEFORE = 0  # the round of what is released before the first
 
 _FOR_GOOD = "BEGIN SELECT RAISE(ABORT, 'for good'); END"
 # Which of all ledgers it is, wherever it lies; a copy is the same one.

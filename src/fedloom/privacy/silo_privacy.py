@@ -27,7 +27,7 @@ from fedloom.privacy.accounting import (
 from fedloom.privacy.clipping import SMALLEST, Clipping, Fixed, MedianNorm, Quantile
 from fedloom.privacy.dp_sgd import DPSGD, compact
 from fedloom.privacy.grids import Grid, SharedSum
-from fedloom.privacy.ledger import PRETRAINING, UPDATE
+from fedloom.privacy.ledger import BEFORE, PRETRAINING, UPDATE
 from fedloom.privacy.payload_sums import Statistic, cost_of
 from fedloom.privacy.sampling import sampling_rate
 from fedloom.privacy.trust import Distributed, Local, Trust
@@ -233,7 +233,8 @@ class SiloPrivacy:
     def events(self, round: int) -> dict[str, Event]:
         """What a round costs: the update, if the silo trains on records, pretraining the first time, and payloads."""
         due = [release for release in self.payloads if round in release.rounds]
-        update: dict[str, Event] = {UPDATE: self.mechanism(round).event(self.steps)} if self.steps else {}
+        steps = 0 if round == BEFORE else self.steps
+        update: dict[str, Event] = {UPDATE: self.mechanism(round).event(steps)} if steps else {}
         if self.pretrains(round):
             update[PRETRAINING] = self.pretraining_mechanism.event(self.pretraining)
         update |= {each.name: cost_of(each.statistic, self.payload_noise.get(each.name, 0.0)) for each in due}

@@ -13,6 +13,7 @@ from fedloom.federation.building import describe
 from fedloom.federation.records import Federation
 from fedloom.methods.base import Method, Setting, make_method
 from fedloom.methods.generator import Generator
+from fedloom.privacy.ledger import BEFORE
 from fedloom.privacy.summary import NONE
 from fedloom.reports.audits import AuditFacts, read_audit
 from fedloom.reports.downstream import DownstreamFacts, read_downstream
@@ -21,7 +22,8 @@ from fedloom.reports.logs import History, histories
 from fedloom.reports.reading import FolderReader
 from fedloom.reports.subject import Subject
 from fedloom.reports.verdict import Judged, Verdict, read_judged, verdict_of
-from fedloom.runs.folder import DIGEST
+from fedloom.runs.discoveries import Discovery
+from fedloom.runs.folder import DIGEST, DISCOVERY, RunFolder
 from fedloom.runs.metrics import family_of
 
 
@@ -72,6 +74,7 @@ class RunFacts:
     audit: AuditFacts = field(default_factory=AuditFacts)
     not_for_release: str = ""
     downstream: DownstreamFacts = field(default_factory=DownstreamFacts)
+    discovery: Discovery | None = None  # groups that nobody named
     health: tuple[SiloHealth, ...] = ()  # of silos that are machines of their own
     judged: Judged = field(default_factory=Judged)  # the numbers that the verdict goes by
     outside_guarantee: tuple[str, ...] = ()  # kinds of numbers that were computed from records and are not charged
@@ -119,9 +122,17 @@ def facts_of(subject: Subject, label: str) -> RunFacts:
         audit=files.read("audit.json", read_audit, AuditFacts()),
         not_for_release=folder.not_for_release,
         downstream=files.read("downstream.json", read_downstream, DownstreamFacts()),
+        discovery=files.read(DISCOVERY, lambda _: _discovery(folder), None),
         health=health_of(files.rows("silos.jsonl")),
         problems=tuple(files.problems),
     )
+
+
+def _discovery(folder: RunFolder) -> Discovery | None:
+    try:
+        return folder.discovery
+    except FedloomError as error:
+        raise ValueError from error
 
 
 def _history(files: FolderReader, egress: list[dict[str, Any]]) -> History:
@@ -188,7 +199,7 @@ def _silos(federation: Federation | None, egress: list[dict[str, Any]], *, with_
                 groups=summary.groups if summary else _groups_in(blocks),
                 records=summary.records if summary else None,
                 classes=summary.classes if summary and with_classes else {},
-                rounds=len({row["round"] for row in rows}),
+                rounds=len({row["round"] for row in rows} - {BEFORE}),
                 bytes=sum(_count(row.get("bytes")) for row in rows),
                 blocks=blocks,
                 payloads=_names(row.get("payloads") for row in rows),

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from fedloom.privacy.ledger import format_epsilon
 from fedloom.reports.charts import bars
+from fedloom.reports.discovery import discovery_body
 from fedloom.reports.downstream import NAMES, TESTS
 from fedloom.reports.facts import RunFacts, SiloFacts
 from fedloom.reports.figures import Listing, Panel
@@ -55,6 +56,7 @@ def run_sections(story: Story, prefix: str, *, with_samples: bool) -> list[Secti
     if CLASSES in panels:  # nobody needs to ask what they are of
         add(CLASSES, story.panels[CLASSES].title, panels.pop(CLASSES))
     add("silos", "Who took part", _silos(facts))
+    add("discovery", "Groups that nobody named", discovery_body(facts.discovery) if facts.discovery else None)
     add("sharing", "Who shares what", sharing_body(facts))
     add("metrics", "Metrics", metrics_body(facts))
     add("classes-learned", "What samples teach", _taught(facts))

@@ -12,6 +12,7 @@ from typing import Any
 
 import fedloom
 from fedloom.config import AuditConfig, DataConfig
+from fedloom.discovery.grouping import with_groups
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.federation.canaries import with_canaries
@@ -27,6 +28,7 @@ from fedloom.reports.record_panels import real_records
 from fedloom.reports.several_runs import comparison
 from fedloom.reports.subject import ReportedRun, Subject, subject_of
 from fedloom.runs.files import write_atomically
+from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
 
 SCHEMA = 1
@@ -63,7 +65,7 @@ def stories_of(runs: Sequence[ReportedRun], *, with_records: bool = False) -> li
         key = (config.data, config.audit, config.seed)
         if key not in federations:
             federations[key] = federation_or_why(*key)
-        subject = subject_of(run, federations[key], with_records=with_records)
+        subject = subject_of(run, in_groups(federations[key], run.folder), with_records=with_records)
         stories.append(_story(subject, label, SAMPLES_BUDGET // len(runs)))
     return stories
 
@@ -87,6 +89,17 @@ def federation_or_why(data: DataConfig, audit: AuditConfig, seed: int) -> Federa
     """What settings describe, or a sentence that says why it cannot be loaded."""
     try:
         return with_canaries(build_federation(data, Streams(seed)), audit, Streams(seed))
+    except FedloomError as error:
+        return str(error)
+
+
+def in_groups(federation: Federation | str, folder: RunFolder) -> Federation | str:
+    """The records in the groups that were found for a run, if any were looked for, or why they cannot be."""
+    try:
+        found = folder.discovery
+        if found is None or isinstance(federation, str):
+            return federation
+        return with_groups(federation, found.groups, Streams(folder.config.seed))
     except FedloomError as error:
         return str(error)
 

@@ -20,6 +20,7 @@ from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError, RunFolderError
 from fedloom.registry import packages_used
 from fedloom.runs.checkpoint import checkpoint_rounds
+from fedloom.runs.discoveries import Discovery
 from fedloom.runs.files import (
     append_lines,
     explained,
@@ -34,6 +35,7 @@ from fedloom.runs.metrics import is_metric
 ENDS = ("finished", "diverged")
 SECRET_FILE, SECRET = "noise.key", 32  # bytes
 NOISE, DATA, EARLIER = "noise", "data", "earlier_rounds"  # in environment.json
+DISCOVERY = "discovery.json"
 DIGEST = f"{DATA}.digest"  # whoever guesses the records could tell from it that he is right
 
 
@@ -148,6 +150,21 @@ class RunFolder:
         path = self.path / "canaries.json"
         if coins and not path.exists():
             write_json(path, {"included": coins})
+
+    def record_before(self, egress: list[dict[str, Any]]) -> None:
+        """Log what left before the first round, instead of what a stopped attempt may have logged."""
+        self.rewind(-1, logs=("egress.jsonl",))
+        append_lines(self.path / "egress.jsonl", egress)
+
+    def record_discovery(self, found: Discovery) -> None:
+        """Keep the groups that were found, for good."""
+        write_json(self.path / DISCOVERY, found.to_mapping())
+
+    @property
+    def discovery(self) -> Discovery | None:
+        """The groups that were found, and how sure that is; None where none were looked for."""
+        found = self._found(DISCOVERY)
+        return Discovery.of(found) if found else None
 
     def record_audit(self, found: Mapping[str, Any]) -> None:
         """Keep what ``fedloom audit`` found last."""

@@ -243,6 +243,8 @@ class SiloService:
     def _prepare(self, config: Config) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
+        if config.data.groups == "discover":
+            raise RefusedError("in a deployment no groups are found: the charter names the group of every silo")
         federation, index = self._federation, self._index
         method = make_method(Setting.of(config, federation))
         # Plans are made from records, and only this silo's are here: it is looked at alone.
