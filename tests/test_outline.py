@@ -94,7 +94,7 @@ def test_a_federation_is_printed_by_names_and_counts() -> None:
     federation = federation_of([0, 0, 0], [1, 1])
     assert str(federation.silos[0]) == (
         "Silo(name='silo-0', train=Records(x=float32 (3, 6), y=int64 (3,), group=int64 (3,), subject=None, "
-        "attributes=None, home=None, kind=''), validation=None)"
+        "attributes=None, home=None, kind=''), validation=None, named=True)"
     )
     assert repr(federation).startswith("Federation(name='tiny', silos=2 x Silo, test=Records(x=float32 (3, 6), ")
     assert "groups=2 x str, classes=none" in repr(federation)
@@ -120,4 +120,4 @@ def test_a_batch_shows_the_shapes_of_what_models_see() -> None:
 
 def test_a_long_table_is_counted() -> None:
     update = Update("silo", 1, {}, {}, {f"payload-{number}": {"sum": torch.ones(2)} for number in range(9)})
-    assert repr(update) == "Update(silo='silo', round=1, blocks={}, counts={}, payloads=9 entries)"
+    assert repr(update) == "Update(silo='silo', round=1, blocks={}, counts={}, payloads=9 entries, coded={})"

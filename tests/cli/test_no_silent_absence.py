@@ -81,7 +81,7 @@ def test_a_sweep_refuses_it_before_its_first_run(key: str, refused: Refused, tin
 
 def test_a_deployment_refuses_it_before_any_silo_is_asked(tmp_path: Path) -> None:
     charter = Charter(name="clinics", address="localhost:8443", silos={"one": "a"}, shape=(1, 28, 28))
-    settings = ServerSettings(port=8443, listen="localhost:8443")
+    settings = ServerSettings(listen="localhost:8443")
     home = ServerDirectory.create(tmp_path / "server", charter, settings, RoundRules())
     with pytest.raises(NoMechanismError, match=r"add privacy\.mechanism=dp-sgd"):
         run_at(home, tiny_config("privacy.epsilon=3"), tmp_path / "run", print)

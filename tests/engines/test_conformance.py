@@ -255,7 +255,7 @@ def test_noise_that_is_used_twice_is_found_out(shared: str, tmp_path: Path, monk
 
 def test_payloads_that_share_noise_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remembering = Remembering(lambda noise_key: (noise_key.silo, noise_key.round, noise_key.step))
-    monkeypatch.setattr(training, "SumNoise", lambda a, b, source, d: SumNoise(a, b, remembering.of(source), d))
+    monkeypatch.setattr(training, "SumNoise", lambda a, b, source, *more: SumNoise(a, b, remembering.of(source), *more))
     assert problems(sums(tmp_path)) == {"echo"}
 
 

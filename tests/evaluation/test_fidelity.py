@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.config import load_config
 from fedloom.errors import FedloomWarning
@@ -110,12 +110,13 @@ def test_it_is_charged_its_share_and_has_the_noise_that_it_states(tmp_path: Path
     whole = whole_noise(Budget(1.0, 1e-5))
     assert part.noise_multiplier == pytest.approx(whole / math.sqrt(0.2))
     assert rest.noise_multiplier == pytest.approx(whole / math.sqrt(0.8))
-    run = run_of(tmp_path / "run", found, "privacy.trust=local", "privacy.shares={fidelity = 0.2}")
-    memory = run.generator().server.memory
-    assert float(memory[f"fidelity/{VARIANCE}"]) == pytest.approx(2 * part.noise_multiplier**2)
-    exact = PAIRS.count(nn.Identity(), records(REAL))["counts"]
-    deviation = float((memory["fidelity/counts"] - exact).std()) / PAIRS.of_one
-    assert deviation == pytest.approx(math.sqrt(2) * part.noise_multiplier, rel=0.1)
+    exact, noise = PAIRS.count(nn.Identity(), records(REAL))["counts"], list[Tensor]()
+    for number in range(4):  # 628 numbers: their deviation is known to 2.8 %
+        run = run_of(tmp_path / f"{number}", found, "privacy.trust=local", "privacy.shares={fidelity = 0.2}")
+        memory = run.generator().server.memory
+        assert float(memory[f"fidelity/{VARIANCE}"]) == pytest.approx(2 * part.noise_multiplier**2)
+        noise.append((memory["fidelity/counts"] - exact) / PAIRS.of_one)
+    assert float(torch.cat(noise).std()) == pytest.approx(math.sqrt(2) * part.noise_multiplier, rel=0.14)
     spent = run.metrics()[-1]["privacy/epsilon/max"]
     assert 0.95 < spent <= 1.0
 
@@ -127,7 +128,8 @@ def test_the_noise_for_subjects_is_stated_too(tmp_path: Path) -> None:
     subjects = ("privacy.unit=subject", "method.rows=2", "privacy.trust=local")
     memory = run_of(tmp_path / "run", replace(whole, silos=silos), *subjects).generator().server.memory
     noise = memory["fidelity/counts"] - PAIRS.count(nn.Identity(), records(REAL))["counts"]
-    assert float(noise.std()) / PAIRS.of_one == pytest.approx(math.sqrt(float(memory[f"fidelity/{VARIANCE}"])), rel=0.1)
+    stated = math.sqrt(float(memory[f"fidelity/{VARIANCE}"]))
+    assert float(noise.std()) / PAIRS.of_one == pytest.approx(stated, rel=0.28)  # of 157 numbers: five deviations
 
 
 def test_silos_that_share_noise_state_what_they_add_together(tmp_path: Path) -> None:

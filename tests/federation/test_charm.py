@@ -90,7 +90,7 @@ def test_the_protocol_divides_each_domain_among_twenty_silos(charm: Path) -> Non
 
 @pytest.mark.parametrize("path", ["", "nowhere.npz"])
 def test_absence_says_how_to_get_it(path: str) -> None:
-    with pytest.raises(DataError, match=r"CHARM is not on this machine .*\.npz.*docs/fissionvae\.md"):
+    with pytest.raises(DataError, match=r"CHARM is not on this machine .*\.npz.*docs/how-to/charm\.md"):
         build_federation(DataConfig(source="charm", path=path), Streams(0))
 
 

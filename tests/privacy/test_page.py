@@ -59,4 +59,4 @@ def test_every_method_has_a_row() -> None:
 def test_commands_name_presets_and_settings_that_exist() -> None:
     commands = re.findall(r"fedloom run ([\w/-]+)((?: +[\w.]+=\S+)*)", PAGE)
     epsilons = [load_config(name, settings.split()).privacy.epsilon for name, settings in commands]
-    assert epsilons == [3, 10, 0]
+    assert epsilons == [3, 10, 10, 0]

@@ -15,6 +15,7 @@ from discrete_noise import chances, surprise
 from fedloom.errors import ConfigError
 from fedloom.privacy.grids import SharedSum
 from fedloom.privacy.noise import NoiseKey, SecureNoise
+from fedloom.privacy.trust import Distributed
 from fedloom.secure.party import Party, agreed, own_mask
 from fedloom.secure.shamir import joined
 from fedloom.secure.terms import Parts, SecureSumError, Terms, Turn
@@ -189,7 +190,7 @@ def test_a_silo_answers_each_stage_once_and_in_order() -> None:
             answer(party, stage, {"s001": letters["s001"]["s000"]}, np.zeros(8, np.int64))
 
 
-QUIET = SharedSum(bits=20, silos=4, enough=2, units=40, bound=1.0, multiplier=0.01, size=2)
+QUIET = SharedSum(bits=20, trust=Distributed(4, tolerated=1), units=40, bound=1.0, multiplier=0.01, size=2)
 
 
 @pytest.mark.parametrize(("faulty", "honest"), [("", True), ("a share too small", False), ("no noise", False)])

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.errors import MissingExtraError
+from fedloom.outline import in_outline
 
 Matrix = NDArray[np.float64]
 
@@ -29,6 +30,8 @@ TINY = 1e-300
 @dataclass(frozen=True)
 class Found:
     """The groups of silos, and how sure that is."""
+
+    __repr__ = in_outline
 
     labels: tuple[int, ...]  # of each silo; groups are numbered in the order of their first silo
     odds: Matrix  # (silos, groups): how likely each silo is of each group, by the noise of what it sent
