@@ -63,6 +63,11 @@ def one(page: Chrome, selector: str) -> Any:
     return page.find_element("css selector", selector)
 
 
+def confirm(page: Chrome) -> None:
+    """Say yes on the page that a click has led to, once it is there."""
+    wait_for(lambda: page.find_elements("css selector", "#confirm"))[0].click()
+
+
 def said(page: Chrome, selector: str) -> str:
     """The text of an element that may be replaced at any moment."""
     found: str = page.execute_script("return document.querySelector(arguments[0])?.textContent || ''", selector)
@@ -479,13 +484,13 @@ def test_a_run_is_handed_on_from_the_page(page: Chrome, tmp_path: Path) -> None:
         page.get(f"http://127.0.0.1:{running.port}/runs/{running.key(HOSTILE)}")
         one(page, "a[href$='/release']").click()
         one(page, "button[data-deed=certify]").click()
-        assert HOSTILE in said(page, "#command")
-        one(page, "#confirm").click()
+        assert HOSTILE in wait_for(lambda: said(page, "#command"))
+        confirm(page)
         wait_for(lambda: said(page, "#certificate").count("certificate.pdf"))
         assert (root / HOSTILE / "certificate" / "certificate.pdf").read_bytes().startswith(b"%PDF")
         one(page, "#dataset input[name=risk]").click()
         one(page, "button[data-deed=synthesize]").click()
-        one(page, "#confirm").click()
+        confirm(page)
         wait_for(lambda: str(root / HOSTILE / "dataset") in said(page, "main"))
         assert len(list((root / HOSTILE / "dataset").rglob("*.png"))) == 1000
         assert page.execute_script("return window.alerted") is None
@@ -504,10 +509,10 @@ def test_two_people_do_one_thing_once(page: Chrome, tmp_path: Path) -> None:
         theirs = page.current_window_handle
         page.get(address)
         try:
-            one(page, "#confirm").click()
+            confirm(page)
             worker = wait_for(lambda: worker_of(root / "ours"))
             page.switch_to.window(mine)
-            one(page, "#confirm").click()
+            confirm(page)
             wait_for(lambda: "there is a run 'ours' already" in said(page, "main"))
             assert worker_of(root / "ours") == worker
             stops = f"http://127.0.0.1:{running.port}/work/look?deed=stop&run={running.key('ours')}"
@@ -516,7 +521,7 @@ def test_two_people_do_one_thing_once(page: Chrome, tmp_path: Path) -> None:
                 page.get(stops)
             for window in (mine, theirs):  # the second finds that nobody is at work, and that is what was wanted
                 page.switch_to.window(window)
-                one(page, "#confirm").click()
+                confirm(page)
                 wait_for(lambda: said(page, "h1") == "ours")
             assert worker_of(root / "ours") is None
         finally:
@@ -540,16 +545,16 @@ def test_a_run_is_begun_and_stopped_from_the_page(page: Chrome, tmp_path: Path) 
         )
         one(page, "#name").send_keys("clicked")
         one(page, "form button").click()
-        assert f"--out {root / 'clicked'}" in said(page, "#command")
+        assert f"--out {root / 'clicked'}" in wait_for(lambda: said(page, "#command"))
         assert not (root / "clicked").exists()
-        one(page, "#confirm").click()
+        confirm(page)
         try:
             wait_for(lambda: worker_of(root / "clicked"))
             page.get(running.address)
             wait_for(lambda: "running" in said(page, "table.runs"))
             page.get(f"http://127.0.0.1:{running.port}/runs/{running.key('clicked')}")
             one(page, "button[data-deed=stop]").click()
-            one(page, "#confirm").click()
+            confirm(page)
             wait_for(lambda: worker_of(root / "clicked") is None)
         finally:
             if worker := worker_of(root / "clicked"):
