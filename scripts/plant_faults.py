@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     chosen = [fault for fault in faults() if arguments.only in f"{fault.file} {fault.why} {fault.test}"]
+    if not chosen:
+        sys.exit(f"no fault has the text {arguments.only!r}")
     if arguments.list:
         for fault in chosen:
             print(f"{fault.file}: {fault.why}\n    {fault.test}")

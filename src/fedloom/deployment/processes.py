@@ -19,7 +19,7 @@ from typing import IO
 from fedloom.errors import FedloomError
 
 STOPPING = 15.0  # seconds that a process has to end by itself
-SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time it dies young
+SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time that it dies young again
 YOUNG = 60.0
 
 
@@ -75,7 +75,7 @@ class Child:
     holds: tuple[int, ...] = ()  # open files that it keeps open, too
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    pause: float = SOONEST
+    pause: float = SOONEST  # before the next start, should it die young
     again: float = 0.0  # when it is started again, if it is dead
     heard: int = 0  # bytes of its log that were looked at
 
@@ -99,8 +99,8 @@ class Child:
         if self.process is None or self.process.poll() is None:
             return False
         if not self.again:
-            self.pause = SOONEST if now - self.started > YOUNG else min(LATEST, 2 * self.pause)
-            self.again = now + self.pause
+            pause = SOONEST if now - self.started > YOUNG else self.pause
+            self.again, self.pause = now + pause, min(LATEST, 2 * pause)
             return True
         if now > self.again:
             self.start()

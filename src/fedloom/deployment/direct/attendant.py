@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 SENDER = "server"  # of whom parts come
 OFFERS = 5  # of an answer whose parts are not taken
 CALL = 60.0  # seconds that a short call may take
-PAUSES = (0.2, 0.5, 1.0, 2.0, 3.0)  # seconds between tries to reach the server
+PAUSES = (0.2, 0.5, 1.0, 1.5, 2.0)  # seconds between tries to reach the server
 TURNED_AWAY = grpc.StatusCode.PERMISSION_DENIED
 LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
