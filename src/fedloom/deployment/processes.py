@@ -19,7 +19,7 @@ from typing import IO
 from fedloom.errors import FedloomError
 
 STOPPING = 15.0  # seconds that a process has to end by itself
-SOONEST, LATEST = 1.0, 30.0  # seconds before a process that died is started again; doubled each time that it dies young again
+SOONEST, LATEST = 1.0, 30.0  # seconds until a process that died is started again; doubled when it dies young again
 YOUNG = 60.0
 
 
