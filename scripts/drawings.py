@@ -160,6 +160,46 @@ def leaves() -> Drawing:
     )
 
 
+def sums() -> Drawing:
+    """The five turns of a sum of which nobody sees the parts."""
+    turns = (
+        ("1 keys\ntwo fresh ones, signed", "keys", "pass keys on\nof at least k silos", "all keys"),
+        ("2 shares\nof b and of its mask key", "letters", "pass letters on\nwithout a key to them", "its letters"),
+        (
+            "3 masked numbers\nx + own mask + mask of each pair",
+            "masked x",
+            "add up\neach looks like chance",
+            "whose came",
+        ),
+        (
+            "4 consent\nto whose numbers came",
+            "signature",
+            "collect k signatures\nunder one and the same list",
+            "k signatures",
+        ),
+        (
+            "5 reveal, one share of each silo\nof b, or of a missing one's mask key",
+            "shares",
+            "unmask\nthe sum alone",
+            "",
+        ),
+    )
+    parts: list[Box | Arrow | Note] = [
+        Box(10, 10, 320, 440, "silo u", "bare"),
+        Box(430, 10, 320, 440, "server", "bare"),
+        Box(30, 42, 280, 50, "x, its numbers with noise\nb, a secret, and two keys", "home"),
+        Note(30, 474, "The mask of a pair is added by one silo and taken away by the other: in the sum they cancel."),
+    ]
+    for place, (silo, up, server, down) in enumerate(turns):
+        top = 108 + 68 * place
+        last = place == len(turns) - 1
+        parts += [Box(30, top, 280, 54, silo), Box(450, top, 280, 54, server, "open" if last else "")]
+        parts.append(Arrow(313, top + 20, 446, top + 20, up))
+        if down:
+            parts.append(Arrow(446, top + 46, 313, top + 46, down))
+    return "Secure sums: five turns of one round", 760, 490, parts
+
+
 def house() -> Drawing:
     """The rooms; imports run downwards only."""
     floors = (
@@ -189,7 +229,7 @@ def svg(drawing: Drawing) -> str:
     )
 
 
-DRAWINGS = {"idea": idea, "round": one_round, "engines": engines, "leaves": leaves, "house": house}
+DRAWINGS = {"idea": idea, "round": one_round, "engines": engines, "leaves": leaves, "sums": sums, "house": house}
 SHEETS = ROOT / "papers" / "fissionvae" / "figures"
 # Panels of the sheets: the corner of their first image.
 PANELS = (

@@ -57,6 +57,11 @@ def test_pages_ask_nobody_for_anything(site: Path) -> None:
             assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", tag), f"{page.name}: {tag}"
 
 
+def test_search_needs_no_server(site: Path) -> None:
+    assert "Secure sums" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "javascripts/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
+
+
 def test_the_reference_has_every_setting_with_its_meaning(site: Path, hook: ModuleType) -> None:
     text = shown(site, "reference/configuration")
     for key, cls, field, _ in hook.settings_of(Config):

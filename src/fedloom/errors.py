@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar
+
+SHIPPED = Path(__file__).parent / "docs"  # put there when a wheel is built; a checkout has its own
 
 
 class FedloomError(Exception):
@@ -45,6 +48,12 @@ class MissingExtraError(FedloomError):
 
 class FedloomWarning(UserWarning):
     """A result stands, but a reader should know why it may mislead."""
+
+
+def page_path(page: str) -> str:
+    """Where a page of the documentation can be read: in the installed package, or under the checkout's root."""
+    shipped = SHIPPED / page
+    return str(shipped) if shipped.is_file() else f"docs/{page}"
 
 
 def unknown(kind: str, name: str, allowed: Iterable[str], listed_by: str = "") -> str:

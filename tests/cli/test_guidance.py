@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +15,7 @@ import click
 import pytest
 import typer
 from click.testing import Result
+from hatchling.builders.wheel import WheelBuilder
 from typer.testing import CliRunner
 
 import fedloom as package
@@ -86,6 +92,47 @@ def test_every_command_says_in_its_help_where_to_read_on(fedloom: Command, name:
 def test_every_mistake_says_where_to_read_on(refused: Callable[..., str], arguments: list[str], page: str) -> None:
     assert refused(*arguments).endswith(f" (more in {page})\n")
     assert (ROOT / page).is_file()
+
+
+def test_an_installed_package_has_the_page_that_a_mistake_names(tmp_path: Path) -> None:
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    told = subprocess.run(
+        [sys.executable, "-m", "fedloom", "run", "demmo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    shipped = tmp_path / "site" / "fedloom" / "docs"
+    assert told.returncode == 2
+    assert told.stderr.endswith(f" (more in {shipped / 'reference' / 'configuration.md'})\n")
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert {shipped / page.relative_to(ROOT / "docs"): page.read_bytes() for page in pages} == {
+        page: page.read_bytes() for page in shipped.rglob("*.*")
+    }
+
+
+def named_pages(source: Path) -> set[str]:
+    """The pages that a module's code names, which page_path is to find."""
+    calls = (call for call in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(call, ast.Call))
+    return {
+        ast.literal_eval(call.args[0])
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id in ("page_path", "more")
+        and isinstance(call.args[0], ast.Constant)
+    }
+
+
+def test_messages_name_pages_that_exist_and_none_by_a_path_of_its_own() -> None:
+    modules = sorted((ROOT / "src" / "fedloom").rglob("*.py"))
+    named = set().union(*map(named_pages, modules))
+    assert {"deployment.md", "how-to/charm.md", "tutorial.md"} <= named
+    assert [page for page in named if not (ROOT / "docs" / page).is_file()] == []
+    written = re.compile(r"^[^#\n]*\"[^\"\n]*\bdocs/[^\"\n]*\.md", re.MULTILINE)
+    assert [path.name for path in modules if written.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_a_run_says_what_may_come_next(

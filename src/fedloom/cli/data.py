@@ -23,7 +23,7 @@ from fedloom.cli.output import (
     terminal,
 )
 from fedloom.config import Config, DataConfig, load_config
-from fedloom.errors import ConfigError, unknown
+from fedloom.errors import ConfigError, page_path, unknown
 from fedloom.presets import preset_names
 from fedloom.settings import override, parse
 
@@ -204,7 +204,7 @@ def _print(found: Mapping[str, Any]) -> None:
     say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
     say(f"{modality_of(found['modality'], ()).plural} of shape {shape}; groups: {', '.join(found['groups'])}")
     if found["groups"] == [ONE_GROUP]:
-        say("no groups are told apart; docs/how-to/own-data.md says how to name them")
+        say(f"no groups are told apart; {page_path('how-to/own-data.md')} says how to name them")
     say("")
     largest = max(silo["records"] for silo in found["silos"])
     rows = table("silo", "records", "", "groups", "labels", right=("records",))

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from fedloom.cli.interruption import stopped
-from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.errors import FedloomError, FedloomWarning, page_path
 from fedloom.presets import preset_names
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 
 def more(page: str) -> str:
     """Where to read on; stands below a command's help and behind its errors."""
-    return f"(more in docs/{page})"
+    return f"(more in {page_path(page)})"
 
 
 def completed_preset(incomplete: str) -> list[str]:

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 def sweep(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE.toml", help="A base, a grid, variants (docs/evaluation.md).", show_default=False),
+        typer.Argument(metavar="FILE.toml", help="A base, a grid, variants.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="The folder of all runs; one that exists is gone on with.")],
     pack: Annotated[

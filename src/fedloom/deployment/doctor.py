@@ -25,7 +25,7 @@ from fedloom.deployment.confinement import bubblewrap
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
 from fedloom.deployment.expiry import expiries
 from fedloom.deployment.vitals import LEAST, Home
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, page_path
 from fedloom.operations.spending import audited, refuse_held
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.ledger import Ledger
@@ -71,7 +71,7 @@ def examine(patient: Patient) -> list[Diagnosis]:
         try:
             found += [Diagnosis(about, *each) for each in check(patient)]
         except (FedloomError, OSError) as error:
-            found.append(Diagnosis(about, "fail", str(error), "see docs/how-to/operate.md"))
+            found.append(Diagnosis(about, "fail", str(error), f"see {page_path('how-to/operate.md')}"))
     return found
 
 
@@ -172,7 +172,7 @@ def _data(patient: Patient) -> Iterator[Said]:
         own = load_records(patient.data, patient.source, patient.charter.modality)
         patient.charter.at_a_silo(patient.home.name, own)
     except (FedloomError, OSError) as error:
-        yield "fail", str(error), "docs/how-to/own-data.md says how records are given"
+        yield "fail", str(error), f"{page_path('how-to/own-data.md')} says how records are given"
         return
     yield "ok", f"{len(own.train)} records as the charter declares them", ""
 

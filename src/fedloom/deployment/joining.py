@@ -18,12 +18,12 @@ from typing import IO
 from fedloom.deployment.confinement import Rights, bubblewrap, confined
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.processes import Child, Household, locked, troubles
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, page_path
 from fedloom.privacy.registry import KEY, VARIABLE, LedgerRegistry, registry_folder
 
 UNCONFINED = (
     "the worker has all rights of this user: bubblewrap (Debian's package) is not installed, or not allowed here; "
-    "docs/deployment.md says what it would take away"
+    f"{page_path('deployment.md')} says what it would take away"
 )
 
 

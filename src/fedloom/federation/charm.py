@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.errors import DataError
+from fedloom.errors import DataError, page_path
 from fedloom.federation.archives import cache_folder, data_folder
 from fedloom.federation.files import load_npz
 from fedloom.federation.records import Dataset
@@ -35,5 +35,5 @@ def locate(path: str = "") -> Path:
             return file
     raise DataError(
         f"CHARM is not on this machine (looked for {' and '.join(map(str, candidates))}); "
-        "docs/how-to/charm.md says how to assemble it or a stand-in, and data.path can name the file"
+        f"{page_path('how-to/charm.md')} says how to assemble it or a stand-in, and data.path can name the file"
     )

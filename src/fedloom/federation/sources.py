@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.config import DataConfig
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, page_path
 from fedloom.federation import archives, sample
 from fedloom.federation.camelyon import load_camelyon
 from fedloom.federation.charm import load_charm
@@ -154,7 +154,8 @@ _OWN = {
         "Fashion-MNIST, 60,000 + 10,000 images; see 'fedloom data get'", lambda _: _full("fashion-mnist"), public=True
     ),
     "charm": Source(
-        "CHARM or its stand-in, five image domains as groups, 32x32 colour; docs/how-to/charm.md says how to get it",
+        "CHARM or its stand-in, five image domains as groups, 32x32 colour; "
+        f"{page_path('how-to/charm.md')} says how to get it",
         load_charm,
     ),
     "image-folders": Source(
