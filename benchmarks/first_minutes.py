@@ -1,4 +1,4 @@
-"""How long a new user waits: the blocks and commands of docs/how-to/first-data.md, one after the other.
+"""How long a new user waits: the blocks and commands of two how-tos, one after the other.
 
     python benchmarks/first_minutes.py
 
@@ -20,15 +20,19 @@ from typing import Any
 
 from common import keep, show
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "first-data.md"
+PAGES = [Path(__file__).parents[1] / "docs" / "how-to" / name for name in ("first-data.md", "first-dicom.md")]
 PYTHON_BLOCK = r"^```python\n(?P<python>.*?)^```"
-PART = re.compile(PYTHON_BLOCK + r"|^    (?P<command>fedloom [^\n]*)|^## (?P<title>[^\n]*)$", re.M | re.S)
+PART = re.compile(PYTHON_BLOCK + r"|^    (?P<command>fedloom [^\n]*)|^##? (?P<title>[^\n]*)$", re.M | re.S)
 PYTHON, COMMAND, TITLE = "python", "command", "title"
 
 
 def parts() -> list[tuple[str, str]]:
-    """What the page has, in its order: titles, blocks of Python, and commands."""
-    return [(str(found.lastgroup), found[str(found.lastgroup)]) for found in PART.finditer(PAGE.read_text("utf-8"))]
+    """What the pages have, in their order: titles, blocks of Python, and commands."""
+    return [
+        (str(found.lastgroup), found[str(found.lastgroup)])
+        for page in PAGES
+        for found in PART.finditer(page.read_text("utf-8"))
+    ]
 
 
 def seconds(command: str) -> tuple[float, int]:

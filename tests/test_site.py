@@ -116,7 +116,7 @@ def test_every_metric_has_a_definition_and_no_other_has_one() -> None:
 
 
 def test_who_chooses_a_method_is_told_of_all() -> None:
-    text = (ROOT / "docs/how-to/choose-a-method.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
     assert [name for name in METHODS if f"`{name}`" not in text] == []
 
 

@@ -83,7 +83,7 @@ def test_what_does_not_fit_the_records_is_named(overrides: tuple[str, ...], comp
 
 
 def test_the_page_about_modalities_names_every_field() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "how-to", "own-modality.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "reference", "modality.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`\w.*?) \|", page, re.MULTILINE)
     assert [name for row in rows for name in re.findall(r"`(\w+)", row)] == [field.name for field in fields(Modality)]
 

@@ -13,7 +13,7 @@ from fedloom.presets import preset_names
 
 NAMES = re.compile(r"`([^`]+)`")
 ROOT = Path(__file__).parents[2]
-PAGES = ("privacy.md", "reference/privacy.md", "reference/threats.md", "how-to/audit.md")
+PAGES = ("privacy.md", "reference/privacy.md", "reference/threats.md", "how-to/audit.md", "reference/attacks.md")
 PAGE = "\n".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES)
 
 
