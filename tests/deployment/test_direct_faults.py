@@ -91,7 +91,8 @@ def test_a_silo_that_is_killed_at_any_step_answers_when_it_is_back(
     assert taken(wire).parts["y"] == order().parts["x"][::-1]
     assert wire.answer(0.5) is None
     made = step in ("_deliver", "_offered", "_send")  # then the answer is kept, and nobody works at it again
-    assert worker.asked == (again if made else again + 1)
+    # An order that was on its way when its answer arrived is handed to the worker again, which has kept what it made.
+    assert worker.asked - again in ((0, 1) if made else (1,))
 
 
 def test_a_silo_that_is_killed_while_bytes_come_goes_on_where_they_ended(
