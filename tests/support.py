@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +25,17 @@ from fedloom.sharing.aggregation import Aggregator
 from fedloom.sharing.plan import SharingPlan
 from fedloom.sharing.update import Update
 from fedloom.streams import Streams
+
+
+def script(name: str) -> ModuleType:
+    """A script of the folder ``scripts`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 # What keeps methods small whose networks tiny_config does not shape.
 NARROW: dict[str, tuple[str, ...]] = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from documentation import PAGES, ROOT
+from support import script
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 TERMS = re.findall(r"^\| \*\*(.+?)\*\* \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
@@ -67,12 +66,7 @@ def test_the_glossary_is_short_and_every_word_of_it_is_used() -> None:
 @pytest.fixture(scope="module")
 def drawings() -> ModuleType:
     """What makes the drawings."""
-    spec = importlib.util.spec_from_file_location("drawings", ROOT / "scripts" / "drawings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["drawings"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("drawings")
 
 
 def test_drawings_are_what_their_script_draws(drawings: ModuleType) -> None:

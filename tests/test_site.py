@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import posixpath
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,17 +21,13 @@ from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
 from fedloom.presets import preset_names
 from plugins import LOOMS, LOOMS_POINTS, install
+from support import script
 
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
     """What makes the reference pages."""
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "scripts" / "docs_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["docs_site"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("docs_site")
 
 
 @pytest.fixture(scope="module")

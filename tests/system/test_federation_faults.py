@@ -91,8 +91,7 @@ def test_a_server_that_is_killed_goes_on_by_itself(place: Place, who: str) -> No
         place.run(name, *FISSION)
         moments.append(time.monotonic())
         killed.join()
-    # With the rest of the round and the statements; half as long on a quiet machine (benchmarks/soak.py measures it).
-    assert moments[1] - moments[0] < 15
+    assert moments[1] - moments[0] < 10  # with the rest of the round, and the statements
     assert place.same(name)
     assert place.participants(name) == [[0, 1, 2], [0, 1, 2]]
     place.wait_until_all_are_there()

@@ -71,10 +71,10 @@ class Attendant:
         self.parts.sweep(self.mailbox.named, older=0.0)
         listener = threading.Thread(target=self._listen, daemon=True)
         listener.start()
-        for letter in self.mailbox.answered():
-            self._deliver(letter)
         while not self._over.is_set():
             self._news.clear()
+            for letter in self.mailbox.answered():
+                self._deliver(letter)
             while (orders := self.mailbox.open(self.silo)) and not self._over.is_set():
                 self._answer(orders[0], answering)
             self._news.wait(1.0)
@@ -235,10 +235,17 @@ class Attendant:
         if letter.size > self.largest:
             raise WireError(f"the server sends an order of {letter.size} bytes; {self.largest} are allowed")
         known = self.mailbox.state(letter.number)
-        if known is None or known[0] == DONE or known[1].attempt < letter.attempt:
-            # One that is done comes again where a server has lost the answer, which the worker has kept.
-            self.mailbox.replace(self.silo, letter)
-            self._news.set()
+        if known is not None and known[1].attempt >= letter.attempt:
+            state, _, answer = known
+            if state != DONE:
+                return
+            if answer is not None and answer.kind != "failed":
+                # It was on its way when the server took the answer, or the server has lost that: offer it once more.
+                self.mailbox.undone(letter.number)
+                self._news.set()
+                return
+        self.mailbox.replace(self.silo, letter)
+        self._news.set()
 
     def _tell_once(self, trouble: str) -> None:
         if trouble != self._said:

@@ -73,6 +73,12 @@ class Mailbox(Database):
         with self._turn, self._explained():
             self._connection.execute("UPDATE letters SET state = ? WHERE number = ?", (DONE, number))
 
+    def undone(self, number: str) -> None:
+        """Whether the answer was taken is to be asked again."""
+        with self._turn, self._explained():
+            change = "UPDATE letters SET state = ? WHERE number = ? AND state = ?"
+            self._connection.execute(change, (ANSWERED, number, DONE))
+
     def state(self, number: str) -> tuple[str, Letter, Letter | None] | None:
         """Of an order: how it is, itself, and its answer; None where it is not known."""
         with self._turn, self._explained():
