@@ -58,13 +58,13 @@ def test_what_is_shared_is_what_was_said(tmp_path: Path) -> None:
 def test_a_block_of_each_group_is_merged_inside_it_alone(tmp_path: Path) -> None:
     run = run_of(PlainMethod(BLOCKS, loss, generate, LATENT, {"decoder": "group"}), tmp_path / "run")
     sent = [sorted(row["blocks"]) for row in run.folder.egress() if row["round"] == 1]
-    assert sent == [["decoder@group=mnist", "encoder@all"]] * 2 + [["decoder@group=fashion", "encoder@all"]] * 2
-    assert not torch.equal(*(run.sample(2, group=group, seed=1) for group in ("mnist", "fashion")))
+    assert sent == [[f"decoder@group={group}", "encoder@all"] for group in ("mnist", "fashion-mnist") for _ in range(2)]
+    assert not torch.equal(*(run.sample(2, group=group, seed=1) for group in ("mnist", "fashion-mnist")))
 
 
 def test_a_silo_of_two_groups_has_no_plain_block_of_one(tmp_path: Path) -> None:
     method = PlainMethod(BLOCKS, loss, generate, LATENT, {"decoder": "group"})
-    with pytest.raises(ConfigError, match="holds 2 groups, and block 'decoder' of a plain method is one group's"):
+    with pytest.raises(ConfigError, match="holds 2 groups, and block 'decoder' is one group's"):
         run_of(method, tmp_path / "run", "data.partition=iid")
 
 

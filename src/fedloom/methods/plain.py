@@ -106,7 +106,7 @@ class PlainMethod:
         owned = [block for block, rule in plan.blocks.items() if rule.scope is Scope.GROUP]
         if owned and len(site.groups) > 1:  # its loss is told nothing of groups, so it could not choose among networks
             raise ConfigError(
-                f"'{site.name}' holds {len(site.groups)} groups, and block '{owned[0]}' of a plain method is one group's; "
+                f"'{site.name}' holds {len(site.groups)} groups, and block '{owned[0]}' is one group's; "
                 "give every silo one group, or share the block by 'global' or 'silo'"
             )
         return Blocks(self.blocks)
