@@ -19,6 +19,7 @@ from fedloom.reproduction.rendering import marks, page_of, render, render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import tasks_of
 from fedloom.reproduction.tables import Table, identity, load_table, table_names
+from support import script
 
 NUMBER = r"(?<!\w)-?\d+(?:\.\d+)?"  # not that of a device, such as H200
 PAPERS = Path(__file__).parents[2] / "papers"
@@ -289,7 +290,8 @@ def test_the_page_about_reproduction_lists_every_table() -> None:
 def test_a_papers_page_is_one_screen(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.split()) <= 1000
-    assert (page.parent / "appendix.md").is_file() or page.parent.name == "fission-flow"
+    assert (page.parent / "appendix.md").is_file()
+    assert script("readability").measured(text).widest <= 6
 
 
 @pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("/summary")])
