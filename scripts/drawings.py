@@ -200,6 +200,88 @@ def sums() -> Drawing:
     return "Secure sums: five turns of one round", 760, 490, parts
 
 
+def decoders() -> Drawing:
+    """ALIGN-FL: what goes up is a decoder, and nothing comes down."""
+    silos = [
+        Box(20, 20 + 75 * place, 250, 60, f"silo {name}\nencoder stays, decoder trains", "home")
+        for place, name in enumerate("abc")
+    ]
+    ways = [Arrow(272, 50 + 75 * place, 366, 125, "a copy of the decoder" if not place else "") for place in range(3)]
+    server = [
+        Box(370, 90, 150, 70, "newest decoders\none of each silo", "open"),
+        Box(570, 90, 170, 70, "the server's own VAE\nlearns from samples", "open"),
+        Arrow(522, 125, 566, 125),
+    ]
+    return "ALIGN-FL: decoders travel, nothing comes down", 760, 250, [*silos, *ways, *server]
+
+
+def embeddings() -> Drawing:
+    """Labelled embeddings: one generator for all, classifiers at home."""
+    return (
+        "Labelled embeddings: a generator is shared, classifiers are made at home",
+        760,
+        230,
+        [
+            Box(10, 10, 740, 200, "each silo", "bare"),
+            Box(30, 50, 130, 60, "images\nlabels", "home"),
+            Box(215, 50, 150, 60, "vectors\nfrozen public network", "home"),
+            Box(420, 50, 150, 60, "private generator\nthe only part to leave", "open"),
+            Box(420, 135, 150, 60, "synthetic vectors\nof all classes", "open"),
+            Box(605, 90, 130, 60, "classifier\nreal and synthetic", "home"),
+            Arrow(162, 80, 211, 80),
+            Arrow(367, 80, 416, 80),
+            Arrow(495, 112, 495, 133),
+            Arrow(572, 165, 603, 135),
+            Note(30, 170, "real vectors teach the classifier too, at home"),
+        ],
+    )
+
+
+def flow() -> Drawing:
+    """The blocks of fission_flow's network, and whose they are."""
+    parts = (
+        ("embedding\nGLOBAL: time, group, class", 155, ""),
+        ("down\nGLOBAL", 110, ""),
+        ("middle\nGLOBAL", 110, ""),
+        ("up\nGROUP: one branch each", 155, "open"),
+    )
+    left, boxes = 110, list[Box | Arrow | Note]()
+    for words, width, kind in parts:
+        boxes += [Box(left, 40, width, 60, words, kind), Arrow(left - 22, 70, left - 2, 70)]
+        left += width + 24
+    ends = [Box(5, 40, 82, 60, "image\nand time", "none"), Arrow(left - 22, 70, left - 2, 70)]
+    return (
+        "fission_flow: what tells domains apart is the group's",
+        760,
+        130,
+        [*ends, *boxes, Note(left, 75, "velocity")],
+    )
+
+
+def wire() -> Drawing:
+    """The processes of a deployment."""
+    return (
+        "A federation of machines: silos call, nobody calls a silo",
+        760,
+        270,
+        [
+            Box(10, 10, 310, 245, "coordinator's machine", "bare"),
+            Box(440, 10, 310, 245, "each silo's machine", "bare"),
+            Box(30, 42, 270, 46, "fedloom run --federation DIR"),
+            Box(30, 112, 270, 52, "executor\nrounds, torch"),
+            Box(30, 188, 270, 52, "hub, the one port\norders, answers, parts on disk", "open"),
+            Box(460, 42, 270, 46, "fedloom federation join"),
+            Box(460, 112, 270, 52, "worker, inside bubblewrap\ntorch, records, ledger", "home"),
+            Box(460, 188, 270, 52, "node\nkey, orders, answers on disk", "open"),
+            Arrow(165, 90, 165, 110),
+            Arrow(165, 166, 165, 186),
+            Arrow(595, 90, 595, 110),
+            Arrow(595, 186, 595, 166),
+            Arrow(458, 214, 302, 214, "gRPC over TLS 1.3"),
+        ],
+    )
+
+
 def house() -> Drawing:
     """The rooms; imports run downwards only."""
     floors = (
@@ -229,7 +311,18 @@ def svg(drawing: Drawing) -> str:
     )
 
 
-DRAWINGS = {"idea": idea, "round": one_round, "engines": engines, "leaves": leaves, "sums": sums, "house": house}
+DRAWINGS = {
+    "idea": idea,
+    "round": one_round,
+    "engines": engines,
+    "leaves": leaves,
+    "sums": sums,
+    "decoders": decoders,
+    "embeddings": embeddings,
+    "flow": flow,
+    "wire": wire,
+    "house": house,
+}
 SHEETS = ROOT / "papers" / "fissionvae" / "figures"
 # Panels of the sheets: the corner of their first image.
 PANELS = (
