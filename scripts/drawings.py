@@ -202,15 +202,14 @@ def sums() -> Drawing:
 
 def decoders() -> Drawing:
     """ALIGN-FL: what goes up is a decoder, and nothing comes down."""
-    silos = [
-        Box(20, 20 + 75 * place, 250, 60, f"silo {name}\nencoder stays, decoder trains", "home")
-        for place, name in enumerate("abc")
-    ]
-    ways = [Arrow(272, 50 + 75 * place, 366, 125, "a copy of the decoder" if not place else "") for place in range(3)]
+    about = "encoder stays, a copy of the decoder leaves"
+    silos = [Box(20, 20 + 75 * place, 300, 60, f"silo {name}\n{about}", "home") for place, name in enumerate("abc")]
+    ways = [Arrow(322, 50 + 75 * place, 396, 115 + 10 * place) for place in range(3)]
     server = [
-        Box(370, 90, 150, 70, "newest decoders\none of each silo", "open"),
-        Box(570, 90, 170, 70, "the server's own VAE\nlearns from samples", "open"),
-        Arrow(522, 125, 566, 125),
+        Box(400, 90, 140, 70, "newest decoders\none of each silo", "open"),
+        Box(590, 90, 160, 70, "the server's own VAE\nlearns from samples", "open"),
+        Arrow(542, 125, 586, 125),
+        Note(400, 200, "Nothing comes down, and nothing is averaged."),
     ]
     return "ALIGN-FL: decoders travel, nothing comes down", 760, 250, [*silos, *ways, *server]
 
@@ -334,15 +333,15 @@ SIDE, ROWS, GAP = 30, 4, 14  # of an image with its edge, images on top of each 
 
 
 def samples() -> Image.Image:
-    """Four rows of six clothes and as many digits of each panel."""
-    width = 10 * SIDE
+    """Four rows of three clothes and as many digits of each panel, twice as large so that a phone shows them too."""
+    width = 6 * SIDE
     sheet = Image.new("L", (len(PANELS) * (width + GAP) - GAP, ROWS * SIDE), 255)
     for place, (name, (left, top)) in enumerate(PANELS):
         with Image.open(SHEETS / name) as picture:
             for half, start in enumerate((left, left + 242)):
                 part = picture.convert("L").crop((start, top, start + width // 2, top + ROWS * SIDE))
                 sheet.paste(part, (place * (width + GAP) + half * width // 2, 0))
-    return sheet
+    return sheet.resize((2 * sheet.width, 2 * sheet.height), Image.Resampling.LANCZOS)
 
 
 def main() -> None:
