@@ -41,6 +41,7 @@ OUTSIDE = {
     },
     "benchmarks.md": Path("benchmarks/README.md"),
     "contributing.md": Path("CONTRIBUTING.md"),
+    "promises.md": Path("SECURITY.md"),
     "changelog.md": Path("CHANGELOG.md"),
 }
 # What the package's own pages look like, and are known by.

@@ -239,16 +239,16 @@ def embeddings() -> Drawing:
 def flow() -> Drawing:
     """The blocks of fission_flow's network, and whose they are."""
     parts = (
-        ("embedding\nGLOBAL: time, group, class", 155, ""),
-        ("down\nGLOBAL", 110, ""),
-        ("middle\nGLOBAL", 110, ""),
-        ("up\nGROUP: one branch each", 155, "open"),
+        ("embedding\nGLOBAL: time, group", 145, ""),
+        ("down\nGLOBAL", 100, ""),
+        ("middle\nGLOBAL", 100, ""),
+        ("up\nGROUP: a branch each", 155, "open"),
     )
     left, boxes = 110, list[Box | Arrow | Note]()
     for words, width, kind in parts:
         boxes += [Box(left, 40, width, 60, words, kind), Arrow(left - 22, 70, left - 2, 70)]
         left += width + 24
-    ends = [Box(5, 40, 82, 60, "image\nand time", "none"), Arrow(left - 22, 70, left - 2, 70)]
+    ends = [Box(5, 40, 82, 60, "image, time", "none"), Arrow(left - 22, 70, left - 2, 70)]
     return (
         "fission_flow: what tells domains apart is the group's",
         760,

@@ -19,7 +19,6 @@ from fedloom.reproduction.rendering import marks, page_of, render, render_pages
 from fedloom.reproduction.results import Results
 from fedloom.reproduction.running import tasks_of
 from fedloom.reproduction.tables import Table, identity, load_table, table_names
-from support import script
 
 NUMBER = r"(?<!\w)-?\d+(?:\.\d+)?"  # not that of a device, such as H200
 PAPERS = Path(__file__).parents[2] / "papers"
@@ -291,7 +290,6 @@ def test_a_papers_page_is_one_screen(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.split()) <= 1000
     assert (page.parent / "appendix.md").is_file()
-    assert script("readability").measured(text).widest <= 6
 
 
 @pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("/summary")])
