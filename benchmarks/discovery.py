@@ -21,7 +21,7 @@ from torch.nn import functional
 from common import keep, show
 from fedloom.config import Config, load_config
 from fedloom.discovery.clustering import hierarchy
-from fedloom.discovery.release import read, released
+from fedloom.engines.before import found_groups, released
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records, Silo, concatenate
@@ -114,10 +114,9 @@ def discovered(case: Case, seed: int, epsilon: float, *assignments: str) -> list
     private = (f"privacy.epsilon={epsilon}", "privacy.mechanism=dp-sgd") if epsilon else ()
     config = config_of(seed, "data.groups=discover", "rounds=5", network, *private, *assignments)
     experiment = Experiment.of(config, case[0])
-    secrets = {index: StreamNoise(Streams(1000 * seed + index)) for index in range(len(case[0]))}
-    privacy = experiment.trainer.privacy
-    updates, _ = released(config, experiment.federation, privacy, secrets)
-    return list(read(config, updates, privacy).labels)
+    trainer, secrets = experiment.trainer, (StreamNoise(Streams(1000 * seed + n)) for n in range(len(case[0])))
+    updates = [released(trainer, silo, secret)[0] for silo, secret in enumerate(secrets)]
+    return list(found_groups(trainer, updates).labels)
 
 
 def tables_of(federation: Federation) -> list[Tensor]:

@@ -313,7 +313,7 @@ class Trainer:
         if not due:
             return {}
         owner, model = self.federation.silos[silo], self._model(site_of(self.federation, silo))
-        model.load_state_dict(weights)
+        model.load_state_dict(weights or model.state_dict())
         found: dict[str, Tensors] = {}
         for rule in due:
             noise, noise_key = None, NoiseKey(silo, context.round, 0, rule.name)

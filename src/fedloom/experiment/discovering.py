@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fedloom.config import Config
 from fedloom.discovery.clustering import Found
 from fedloom.discovery.grouping import check_unnamed, names_of, unnamed
-from fedloom.discovery.release import read, released
+from fedloom.engines.base import NO_SECRETS, AskingEngine, Engine, Secrets, initial_state
+from fedloom.engines.before import found_groups, released
 from fedloom.engines.charging import Charging
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.records import Federation
@@ -17,9 +18,12 @@ from fedloom.runs.discoveries import Discovery, FoundSilo
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledgers import LEDGER
 from fedloom.sharing.plan import Scope
+from fedloom.sharing.update import EgressRecord, Update
 
 if TYPE_CHECKING:
     from fedloom.experiment.experiment import Experiment
+
+Sent = list[tuple[Update, EgressRecord]]
 
 
 def to_be_found(config: Config, federation: Federation) -> Federation:
@@ -45,18 +49,37 @@ def groups_of(folder: RunFolder) -> dict[str, str] | None:
     return None if known is None else known.groups
 
 
-def find(experiment: Experiment, folder: RunFolder) -> dict[str, str]:
+def find(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> dict[str, str]:
     """The group of every silo: as it stands in the folder, or found now, once and for all, and written there."""
     known = folder.discovery
     if known is None:
-        known = _found(experiment, folder)
+        known = _found(experiment, folder, engine)
         folder.record_discovery(known)
     return known.groups
 
 
-def _found(experiment: Experiment, folder: RunFolder) -> Discovery:
-    config, federation, trainer = experiment.config, experiment.federation, experiment.trainer
-    secrets = {}
+def _found(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> Discovery:
+    config, federation = experiment.config, experiment.federation
+    sent = _asked(experiment, folder, engine) if isinstance(engine, AskingEngine) else _released(experiment, folder)
+    folder.rewind(-1, logs=("egress.jsonl",))  # what a stopped attempt may have logged
+    folder.record_before([record.to_mapping() for _, record in sent])
+    found = found_groups(experiment.trainer, [update for update, _ in sent])
+    told = _told(found, federation, asked=config.discovery.groups > 0)
+    if len(set(told.groups.values())) == 1 and not told.asked:
+        warnings.warn(f"{told.sentence}; all silos go on as one", FedloomWarning, stacklevel=4)
+    return told
+
+
+def _asked(experiment: Experiment, folder: RunFolder, engine: AskingEngine) -> Sent:
+    """By silos that are elsewhere, each of which charges its own ledger."""
+    folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})  # whoever resumes asks for the same
+    state = initial_state(experiment.method, experiment.federation, experiment.config)
+    return [(result.update, result.egress) for result in engine.before(state)]
+
+
+def _released(experiment: Experiment, folder: RunFolder) -> Sent:
+    config, trainer = experiment.config, experiment.trainer
+    secrets: Secrets = NO_SECRETS
     if trainer.privacy:
         charging = Charging(trainer, folder.ledger, None if config.privacy.noise == "test" else folder.secret())
         try:
@@ -64,12 +87,7 @@ def _found(experiment: Experiment, folder: RunFolder) -> Discovery:
             secrets = charging.admitted_before()
         finally:
             charging.close()
-    updates, egress = released(config, federation, trainer.privacy, secrets)
-    folder.record_before([record.to_mapping() for record in egress])
-    told = _told(read(config, updates, trainer.privacy), federation, asked=config.discovery.groups > 0)
-    if len(set(told.groups.values())) == 1 and not told.asked:
-        warnings.warn(f"{told.sentence}; all silos go on as one", FedloomWarning, stacklevel=4)
-    return told
+    return [released(trainer, silo, secrets.get(silo)) for silo in range(len(trainer.federation))]
 
 
 def _told(found: Found, federation: Federation, *, asked: bool) -> Discovery:
