@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_silos_elsewhere_are_grouped_as_in_simulation_and_learn_the_same(
     ours, theirs = load_checkpoint(tmp_path / "server"), load_checkpoint(tmp_path / "reference")
     assert equal_bits(ours.server, theirs.server)
     if privacy:
-        with Ledger(deployment.home(0) / "ledger.sqlite", read_only=True) as ledger:
+        with closing(Ledger(deployment.home(0) / "ledger.sqlite", read_only=True)) as ledger:
             charged = [(charge.round, charge.release) for charge in ledger.charges("run-1", "mnist-0")]
         assert charged == [(0, "discovery"), (1, "update"), (2, "update")]
 
