@@ -1,4 +1,4 @@
-"""Groups found of silos that are elsewhere: the same groups and bits as in simulation, and each silo pays for itself."""
+"""Groups found of silos that are elsewhere: the same as in simulation, and each silo pays for itself."""
 
 from __future__ import annotations
 
