@@ -26,7 +26,7 @@ from common import keep, show
 from fedloom.config import Config, load_config
 from fedloom.discovery.clustering import hierarchy
 from fedloom.discovery.grouping import names_of, with_groups
-from fedloom.engines.before import found_groups, released
+from fedloom.engines.before import simulated
 from fedloom.errors import DataError, FedloomWarning
 from fedloom.experiment import Experiment, train
 from fedloom.federation.building import build_federation
@@ -133,9 +133,8 @@ def discovered(case: Case, seed: int, epsilon: float, *assignments: str) -> list
     private = (f"privacy.epsilon={epsilon}", "privacy.mechanism=dp-sgd") if epsilon else ()
     config = config_of(seed, "data.groups=discover", "rounds=5", network, *private, *assignments)
     experiment = Experiment.of(config, case[0])
-    trainer, secrets = experiment.trainer, (StreamNoise(Streams(1000 * seed + n)) for n in range(len(case[0])))
-    updates = [released(trainer, silo, secret)[0] for silo, secret in enumerate(secrets)]
-    return list(found_groups(trainer, updates).labels)
+    secrets = {index: StreamNoise(Streams(1000 * seed + index)) for index in range(len(case[0]))}
+    return list(simulated(experiment.trainer, secrets)[1].labels)
 
 
 def tables_of(federation: Federation) -> list[Tensor]:

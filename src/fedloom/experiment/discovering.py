@@ -9,7 +9,7 @@ from fedloom.config import Config
 from fedloom.discovery.clustering import Found
 from fedloom.discovery.grouping import check_unnamed, names_of, unnamed
 from fedloom.engines.base import NO_SECRETS, AskingEngine, Engine, Secrets, initial_state
-from fedloom.engines.before import found_groups, released
+from fedloom.engines.before import Sent, found_groups, simulated
 from fedloom.engines.charging import Charging
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.records import Federation
@@ -18,16 +18,18 @@ from fedloom.runs.discoveries import Discovery, FoundSilo
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledgers import LEDGER
 from fedloom.sharing.plan import Scope
-from fedloom.sharing.update import EgressRecord, Update
 
 if TYPE_CHECKING:
     from fedloom.experiment.experiment import Experiment
 
-Sent = list[tuple[Update, EgressRecord]]
-
 
 def to_be_found(config: Config, federation: Federation) -> Federation:
     """The federation before its groups are known, where they can be found."""
+    if federation.is_remote and config.discovery.by == "loss":
+        raise ConfigError(
+            "discovery.by = 'loss' asks silos several times before the first round, which is for simulations; in a "
+            "deployment use 'moments'"
+        )
     if config.data.layout == "centralised":
         raise ConfigError("data.groups = 'discover' needs data.layout = 'federated': a single silo has no groups")
     check_unnamed(federation, config.discovery.groups)
@@ -60,34 +62,37 @@ def find(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> di
 
 def _found(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> Discovery:
     config, federation = experiment.config, experiment.federation
-    sent = _asked(experiment, folder, engine) if isinstance(engine, AskingEngine) else _released(experiment, folder)
+    if isinstance(engine, AskingEngine):
+        sent, found = _asked(experiment, folder, engine)
+    else:
+        sent, found = simulated(experiment.trainer, _charged(experiment, folder))
     folder.rewind(-1, logs=("egress.jsonl",))  # what a stopped attempt may have logged
     folder.record_before([record.to_mapping() for _, record in sent])
-    found = found_groups(experiment.trainer, [update for update, _ in sent])
     told = _told(found, federation, asked=config.discovery.groups > 0)
     if len(set(told.groups.values())) == 1 and not told.asked:
         warnings.warn(f"{told.sentence}; all silos go on as one", FedloomWarning, stacklevel=4)
     return told
 
 
-def _asked(experiment: Experiment, folder: RunFolder, engine: AskingEngine) -> Sent:
+def _asked(experiment: Experiment, folder: RunFolder, engine: AskingEngine) -> tuple[Sent, Found]:
     """By silos that are elsewhere, each of which charges its own ledger."""
     folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})  # whoever resumes asks for the same
     state = initial_state(experiment.method, experiment.federation, experiment.config)
-    return [(result.update, result.egress) for result in engine.before(state)]
+    sent = [(result.update, result.egress) for result in engine.before(state)]
+    return sent, found_groups(experiment.trainer, [update for update, _ in sent])
 
 
-def _released(experiment: Experiment, folder: RunFolder) -> Sent:
+def _charged(experiment: Experiment, folder: RunFolder) -> Secrets:
+    """What hides the records of each silo of a simulation, all of which have paid by then."""
     config, trainer = experiment.config, experiment.trainer
-    secrets: Secrets = NO_SECRETS
-    if trainer.privacy:
-        charging = Charging(trainer, folder.ledger, None if config.privacy.noise == "test" else folder.secret())
-        try:
-            folder.note({LEDGER: charging.chain().ledger})
-            secrets = charging.admitted_before()
-        finally:
-            charging.close()
-    return [released(trainer, silo, secrets.get(silo)) for silo in range(len(trainer.federation))]
+    if not trainer.privacy:
+        return NO_SECRETS
+    charging = Charging(trainer, folder.ledger, None if config.privacy.noise == "test" else folder.secret())
+    try:
+        folder.note({LEDGER: charging.chain().ledger})
+        return charging.admitted_before()
+    finally:
+        charging.close()
 
 
 def _told(found: Found, federation: Federation, *, asked: bool) -> Discovery:
