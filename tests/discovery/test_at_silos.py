@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedloom.config import Config
+from fedloom.discovery.grouping import with_groups
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
 from fedloom.engines.flower.work import REFUSED, Order
@@ -20,7 +22,7 @@ from fedloom.privacy.ledger import Ledger
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
-from local_grid import Deployment
+from local_grid import Deployment, remote
 from support import equal_bits, tiny_config
 
 PRIVATE = (
@@ -114,3 +116,9 @@ def test_silos_elsewhere_that_do_not_differ_are_one_group(tmp_path: Path) -> Non
     with pytest.warns(FedloomWarning, match="no groups were found"):
         run = deployed(tmp_path, config).run()
     assert run.generator().groups == ("all",)
+
+
+def test_a_public_set_goes_where_the_silos_of_its_group_are() -> None:
+    source = build_federation(searching().data, Streams(1))
+    server = replace(remote(source), test=source.test)
+    assert torch.equal(with_groups(server, GROUPS, Streams(1)).test.group, source.test.group)
