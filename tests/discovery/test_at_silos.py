@@ -13,7 +13,7 @@ from fedloom.config import Config
 from fedloom.discovery.grouping import with_groups
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.work import REFUSED, Order
+from fedloom.engines.flower.work import REFUSED, Order, refusal
 from fedloom.errors import FedloomWarning
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
@@ -81,13 +81,12 @@ def test_a_silo_is_told_its_own_group_and_no_others(tmp_path: Path) -> None:
 
 def test_a_run_that_stopped_before_groups_were_found_asks_again_and_is_sent_the_same(tmp_path: Path) -> None:
     deployment = deployed(tmp_path, searching(*PRIVATE))
-    deployment.grid.offline.add("mnist-1")
-    deployment.rules = replace(deployment.rules, deadline=1.0)
+    honest = deployment.grid.handlers["mnist-1"]
+    deployment.grid.handlers["mnist-1"] = lambda _: refusal("not today")
     with pytest.raises(ShortRoundError, match="round 0 has 5 of the 6 updates"):
         deployment.run()
     sent = RunFolder.open(deployment.home(0) / "runs" / "run-1").egress()
-    deployment.grid.offline.clear()
-    deployment.rules = replace(deployment.rules, deadline=120.0)
+    deployment.grid.handlers["mnist-1"] = honest
     run = deployment.run()
     assert run.folder.discovery is not None
     assert run.folder.discovery.groups == GROUPS
