@@ -143,8 +143,12 @@ class FlowerEngine:
 
     def before(self, state: FederationState) -> list[Result]:
         """What all silos release before the first round; without one of them nobody is grouped."""
-        progress = self._gathered(Job(state, context_before(self._trainer), lambda _: None))
-        self._require_minimum(progress)
+        try:
+            progress = self._gathered(Job(state, context_before(self._trainer), lambda _: None))
+            self._require_minimum(progress)
+        except BaseException:
+            self.close()  # there will be no rounds that end with it
+            raise
         return [progress.results[silo] for silo in sorted(progress.results)]
 
     def regrouped(self, trainer: Trainer) -> FlowerEngine:
