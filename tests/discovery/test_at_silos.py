@@ -13,11 +13,12 @@ from fedloom.config import Config
 from fedloom.discovery.grouping import with_groups
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.work import REFUSED, Order, refusal
+from fedloom.engines.flower.work import REFUSED, Order, refusal, update_frame, update_in
 from fedloom.errors import FedloomWarning
-from fedloom.experiment import train
+from fedloom.experiment import Experiment, train
 from fedloom.federation.building import build_federation
-from fedloom.federation.rounds import RoundContext
+from fedloom.federation.rounds import RoundContext, Site
+from fedloom.methods.base import some_model
 from fedloom.privacy.ledger import Ledger
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
@@ -121,3 +122,18 @@ def test_a_public_set_goes_where_the_silos_of_its_group_are() -> None:
     source = build_federation(searching().data, Streams(1))
     server = replace(remote(source), test=source.test)
     assert torch.equal(with_groups(server, GROUPS, Streams(1)).test.group, source.test.group)
+
+
+def test_blocks_before_the_first_round_are_not_taken(tmp_path: Path) -> None:
+    deployment = deployed(tmp_path, searching())
+    honest = deployment.grid.handlers["mnist-1"]
+    experiment = Experiment.of(deployment.config, remote(deployment.federation))
+    plan, site = experiment.method.plan, Site("mnist-1", (0,))
+    blocks = plan.split(some_model(experiment.method, site).state_dict(), site)
+
+    def eager(frame: Frame) -> Frame:
+        return update_frame(replace(update_in(honest(frame), "mnist-1"), blocks=blocks))
+
+    deployment.grid.handlers["mnist-1"] = eager
+    with pytest.raises(ShortRoundError, match="silo 'mnist-1' sent blocks before the first round"):
+        deployment.run()
