@@ -272,7 +272,6 @@ Labels = Callable[[Case, int], Sequence[int]]
 WAYS: dict[str, Labels] = {
     "found": lambda case, seed: discovered(case, seed, 0.0),
     "found, epsilon 3": lambda case, seed: discovered(case, seed, 3.0),
-    "loss, number known": lambda case, seed: by_loss(case, seed, 0.0),
     "autoencoders by loss, number known": lambda case, seed: ifca(case, seed, 2),
     "asked for 3": lambda case, seed: discovered(case, seed, 0.0, "discovery.groups=3"),
     "asked for 4": lambda case, seed: discovered(case, seed, 0.0, "discovery.groups=4"),
