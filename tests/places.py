@@ -244,11 +244,12 @@ class Ground:
 
 
 @contextlib.contextmanager
-def standing(folder: Path) -> Iterator[Place]:
-    """A federation that is started, and stopped after the block."""
+def standing(folder: Path, federation: Federation | None = None) -> Iterator[Place]:
+    """A federation, of three silos unless one is given, that is started, and stopped after the block."""
     config, said = config_of(), list[str]()
-    whole = build_federation(config.data, Streams(config.seed))
-    federation = replace(whole, silos=whole.silos[:3])
+    if federation is None:
+        whole = build_federation(config.data, Streams(config.seed))
+        federation = replace(whole, silos=whole.silos[:3])
     found = settle(folder, federation, POLICY, RULES)
     with running(found, said.append) as (serving, joined):
         place = Place(folder, federation, found, serving, joined, said)

@@ -142,6 +142,7 @@ class DataConfig:
 class DiscoveryConfig:
     """How groups are found that nobody named, where ``data.groups`` is "discover"."""
 
+    by: Literal["moments", "loss"] = field(default="moments", metadata=LATER)  # "loss": the branch that explains best
     groups: int = field(default=0, metadata=at_least(0))  # how many; 0: as many as what silos release speaks for
     most: int = field(default=8, metadata=at_least(2))  # of them
     frequencies: int = field(default=64, metadata=at_least(1))  # each silo releases two numbers for each, once
@@ -178,8 +179,7 @@ class PrivacyConfig:
     allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds; "late": more at the end
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
-    # Where coins and noise come from: the operating system, or the seed, which anybody can repeat: no DP guarantee.
-    noise: Literal["secure", "test"] = "secure"
+    noise: Literal["secure", "test"] = "secure"  # from the operating system, or the seed: repeatable, no DP guarantee
 
     def check_mechanism(self) -> None:
         """Refuse settings without a mechanism that follows them: whoever makes them wants privacy, and would get none.

@@ -11,7 +11,8 @@ from torch import nn
 
 from fedloom.config import Config
 from fedloom.discovery.features import EMBEDDING
-from fedloom.discovery.release import RELEASE, SHARE, read, released, statistic
+from fedloom.discovery.release import RELEASE, SHARE, statistic
+from fedloom.engines.before import found_groups, released
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
@@ -47,16 +48,16 @@ def test_no_record_adds_more_than_a_vector_of_length_one(shape: tuple[int, ...],
 
 def test_without_a_mechanism_the_sum_is_exact_and_passes_the_egress_guard() -> None:
     experiment = whole(tiny_config(*SEARCH))
-    updates, egress = released(experiment.config, experiment.federation, (), {})
+    update, egress = released(experiment.trainer, 2)
     silo = experiment.federation.silos[2]
     rows = statistic(experiment.config).contribution(
         nn.Identity(), Batch(silo.train.values, silo.train.y, silo.train.group, torch.ones(40))
     )[EMBEDDING]
-    assert torch.allclose(updates[2].payloads[RELEASE][EMBEDDING], rows.double().sum(dim=0).float(), atol=1e-5)
-    assert updates[2].counts == {"all": 40.0}
-    assert egress[2].round == 0
-    assert egress[2].payloads == {"records": {}, RELEASE: {EMBEDDING: (128,)}}
-    assert egress[2].bytes == 128 * 4 + 8
+    assert torch.allclose(update.payloads[RELEASE][EMBEDDING], rows.double().sum(dim=0).float(), atol=1e-5)
+    assert update.counts == {"all": 40.0, "group=all": 40.0}
+    assert egress.round == 0
+    assert egress.payloads == {"records": {}, RELEASE: {EMBEDDING: (128,)}}
+    assert egress.bytes == 128 * 4 + 2 * 8
 
 
 def test_the_release_is_paid_for_by_its_share_before_the_first_round_and_training_by_the_rest() -> None:
@@ -69,31 +70,29 @@ def test_the_release_is_paid_for_by_its_share_before_the_first_round_and_trainin
     assert RELEASE not in real.events(1)
     events = [event for number in (0, 1, 2) for event in real.events(number).values()]
     assert 0.98 * 2.0 <= real.budget.spent(events) <= 2.0
-    named = tiny_config(*PRIVATE, "data.groups=source")
-    alone = privacy_of_silos(named, experiment.federation, experiment.method, [(0,), (0,)])[0]
+    named = whole(tiny_config(*PRIVATE, "data.groups=source"))
+    alone = privacy_of_silos(named.config, named.federation, named.method, [(0,), (0,)])[0]
     assert privacy.noise[1] > alone.noise[1]
 
 
 def test_noise_is_as_large_as_what_is_charged() -> None:
     experiment = whole(tiny_config(*PRIVATE, "discovery.frequencies=2048"))
-    secrets = {index: StreamNoise(Streams(index)) for index in range(6)}
-    exact, _ = released(experiment.config, experiment.federation, (), {})
-    noisy, _ = released(experiment.config, experiment.federation, experiment.trainer.privacy, secrets)
-    moved = noisy[0].payloads[RELEASE][EMBEDDING] - exact[0].payloads[RELEASE][EMBEDDING]
+    exact, _ = released(replace(experiment.trainer, privacy=()), 0)
+    noisy, _ = released(experiment.trainer, 0, StreamNoise(Streams(0)))
+    moved = noisy.payloads[RELEASE][EMBEDDING] - exact.payloads[RELEASE][EMBEDDING]
     assert moved.std().item() == pytest.approx(experiment.trainer.privacy[0].payload_noise[RELEASE], rel=0.05)
 
 
 def test_the_server_takes_a_place_to_be_as_noisy_as_it_is() -> None:
     """Sampling: what vectors of length 1 vary around their mean, over their number; noise on top, over its square."""
-    experiment = whole(tiny_config(*SEARCH))
-    updates, _ = released(experiment.config, experiment.federation, (), {})
+    exact, private = whole(tiny_config(*SEARCH)).trainer, whole(tiny_config(*PRIVATE)).trainer
+    updates = [released(exact, silo)[0] for silo in range(6)]
     mean = updates[1].payloads[RELEASE][EMBEDDING].double() / 40
-    assert read(experiment.config, updates, ()).error[1] ** 2 == pytest.approx((1 - float(mean @ mean)) / 40 / 128)
-    privacy = whole(tiny_config(*PRIVATE)).trainer.privacy
-    sigma = privacy[1].payload_noise[RELEASE]
+    assert found_groups(exact, updates).error[1] ** 2 == pytest.approx((1 - float(mean @ mean)) / 40 / 128)
+    sigma = private.privacy[1].payload_noise[RELEASE]
     within = np.clip(1 - max(0.0, float(mean @ mean) - 128 * (sigma / 40) ** 2), 0, 1)
     expected = (sigma / 40) ** 2 + within / 40 / 128
-    assert read(experiment.config, updates, privacy).error[1] ** 2 == pytest.approx(expected)
+    assert found_groups(private, updates).error[1] ** 2 == pytest.approx(expected)
 
 
 def test_shared_noise_is_refused_in_one_sentence() -> None:

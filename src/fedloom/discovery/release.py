@@ -1,85 +1,123 @@
-"""The one release by which silos are grouped: what it is, what it costs, and what the server reads from all of them."""
+"""The release by which silos are grouped: what it is, what it costs, and what the server reads from all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from fedloom.config import Config
+from fedloom.discovery.branches import (
+    ANSWER,
+    QUESTIONS,
+    RANK,
+    RESTARTS,
+    Explained,
+    OneOfSeveral,
+    first_bases,
+    found_by_loss,
+    search,
+)
 from fedloom.discovery.clustering import Found, find_groups
 from fedloom.discovery.features import EMBEDDING, FourierFeatures
 from fedloom.errors import ConfigError
-from fedloom.federation.records import Federation
-from fedloom.federation.rounds import Site
-from fedloom.privacy.ledger import BEFORE
-from fedloom.privacy.noise import NoiseKey, StreamNoise
-from fedloom.privacy.payload_sums import BoundedSum, Query, SumNoise
-from fedloom.privacy.silo_privacy import PlannedPayload, SiloPrivacy, unit_numbers
-from fedloom.sharing.plan import RECORD_COUNT, SharingPlan, payload_of_sums
-from fedloom.sharing.update import EgressRecord, Update, check_update, pass_egress
+from fedloom.privacy.payload_sums import BoundedSum, Statistic
+from fedloom.sharing.plan import Payload, payload_of_sums
+from fedloom.sharing.update import Update, check_update
 from fedloom.streams import Streams
 
 RELEASE = "discovery"
 SHARE = 0.1  # of the budget
 
 
-def statistic(config: Config) -> BoundedSum:
-    """The sum of what a silo's records add; one more or less moves it by at most 1."""
-    return BoundedSum(_features(config))
+def statistic(config: Config, bases: Tensor | None = None) -> Statistic:
+    """The sum of what a silo's records add; one more or less moves it by at most 1.
+
+    By the loss it answers one of several questions, which is about ``bases``.
+    """
+    if config.discovery.by == "moments":
+        return BoundedSum(_features(config))
+    return OneOfSeveral(BoundedSum(Explained(_features(config), _first(config) if bases is None else bases)))
+
+
+def payload(config: Config) -> Payload:
+    """What leaves a silo before the first round."""
+    if config.discovery.by == "moments":
+        what = "the sum of a vector of length 1 for each record, once"
+        return payload_of_sums(RELEASE, what, _features(config).shapes)
+    what = f"the sum of a matrix of length 1 at most for each record, {QUESTIONS} times"
+    return payload_of_sums(RELEASE, what, {ANSWER: tuple(_first(config).shape)})
 
 
 def _features(config: Config) -> FourierFeatures:
     return FourierFeatures(config.discovery.frequencies, config.seed)
 
 
-def planned_release(config: Config) -> tuple[PlannedPayload, ...]:
-    """What a silo's budget must pay for before the first round: this release, where groups are to be found."""
-    if config.data.groups != "discover":
-        return ()
-    share = config.privacy.shares.get(RELEASE, SHARE)
-    return (PlannedPayload(RELEASE, statistic(config), (BEFORE,), share, 2 * config.discovery.frequencies),)
+def _restarts(config: Config) -> int:
+    """One where each makes the noise larger."""
+    return RESTARTS if config.privacy.mechanism == "none" else 1
 
 
-def check_private_discovery(config: Config) -> None:
-    """Refuse where nobody sees what a single silo sends."""
-    if config.data.groups == "discover" and config.privacy.trust == "distributed":
+def _generator(config: Config) -> torch.Generator:
+    return torch.Generator().manual_seed(Streams(config.seed).torch_seed("discovery/branches"))
+
+
+def _first(config: Config) -> Tensor:
+    values = 2 * config.discovery.frequencies
+    return first_bases(values, config.discovery.groups, _restarts(config), _generator(config))
+
+
+def check_discovery(config: Config) -> None:
+    """Refuse what no silo can answer, and where nobody sees what a single silo sends."""
+    if config.discovery.by == "loss" and config.discovery.groups < 2:
+        raise ConfigError(
+            f"discovery.by = 'loss' needs discovery.groups of at least 2, the number of branches; it is "
+            f"{config.discovery.groups}"
+        )
+    if config.privacy.mechanism != "none" and config.privacy.trust == "distributed":
         raise ConfigError(
             "data.groups = 'discover' needs privacy.trust = 'local': silos are told apart by what each of them sends, "
             "and with 'distributed' its noise hides nothing but their sum"
         )
 
 
-def released(
-    config: Config, federation: Federation, privacy: Sequence[SiloPrivacy], secrets: Mapping[int, StreamNoise]
-) -> tuple[list[Update], list[EgressRecord]]:
-    """What every silo sends, through the egress guard; under a mechanism it must have been charged before."""
-    found, updates, egress = statistic(config), [], []
-    sums = payload_of_sums(RELEASE, "the sum of a vector of length 1 for each record, once", _features(config).shapes)
-    plan = SharingPlan({}, federation.groups, (RECORD_COUNT, sums))
-    for index, silo in enumerate(federation.silos):
-        noise, units = None, len(silo)
-        if privacy:
-            unit = unit_numbers(silo, privacy[index].settings.unit)
-            noise, units = SumNoise(privacy[index].payload_noise[RELEASE], unit, secrets[index]), privacy[index].units
-        key = NoiseKey(index, BEFORE, 0, RELEASE)
-        value = found.value(Query(silo.train, nn.Identity(), Streams(config.seed), key, noise))
-        update = Update(silo.name, BEFORE, {}, {"all": float(units)}, {RELEASE: value})
-        updates.append(update)
-        egress.append(pass_egress(update, plan, Site(silo.name, silo.groups), {}))
-    return updates, egress
+Asked = Callable[[Tensor], Sequence[Update]]  # bases -> the answers of all silos
+Noises = Callable[[Sequence[Update]], Sequence[float]]
 
 
-def read(config: Config, updates: Sequence[Update], privacy: Sequence[SiloPrivacy]) -> Found:
-    """The server's part: groups by the means of what silos sent, and by how noisy each of them is."""
+def read_by_loss(config: Config, asked: Asked, noises: Noises) -> Found:
+    """The same where silos answer several questions."""
+    last: list[tuple[Sequence[Update], float]] = []
+
+    def ask(bases: Tensor) -> list[Tensor]:
+        updates, scale = asked(bases), Explained(_features(config), bases).scale
+        for update in updates:
+            check_update(update, {})
+        last[:] = [(updates, scale)]
+        return [update.payloads[RELEASE][ANSWER].double() / scale / update.counts["all"] for update in updates]
+
+    how = config.discovery
+    losses = search(ask, _first(config), how.groups, _restarts(config), _generator(config))
+    ((updates, scale),) = last
+    units = torch.tensor([update.counts["all"] for update in updates], dtype=torch.float64)
+    deviations = torch.tensor(noises(updates), dtype=torch.float64) * math.sqrt(QUESTIONS) / scale / units
+    return found_by_loss(losses, deviations * math.sqrt(RANK), units)  # of a basis of that length
+
+
+def read(config: Config, updates: Sequence[Update], noises: Sequence[float]) -> Found:
+    """The server's part: groups by the means of what silos sent, and by how noisy each of them is.
+
+    ``noises`` are the standard deviations of the noise in each silo's sum, 0 where there is none.
+    """
     points, variances = [], []
-    for index, update in enumerate(updates):
+    for update, deviation in zip(updates, noises, strict=True):
         check_update(update, {})
         units = update.counts["all"]
         mean = update.payloads[RELEASE][EMBEDDING].to(torch.float64).numpy() / units
-        noise = (privacy[index].payload_noise[RELEASE] / units) ** 2 if privacy else 0.0
+        noise = (deviation / units) ** 2
         within = max(0.0, 1.0 - max(0.0, float(mean @ mean) - noise * len(mean)))  # records are of length 1
         points.append(mean)
         variances.append(noise + within / units / len(mean))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from fedloom.privacy.noise import Randomness, StreamNoise
 from fedloom.sharing.plan import BlockKey, Down, SharingPlan, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, shapes_of
 from fedloom.streams import Streams
+
+if TYPE_CHECKING:
+    from fedloom.engines.training import Trainer
 
 Secrets = Mapping[int, StreamNoise]  # under a mechanism: what hides the records of each silo in this round
 NO_SECRETS: Secrets = MappingProxyType({})
@@ -146,6 +149,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back workers and memory."""
+        ...
+
+
+@runtime_checkable
+class AskingEngine(Engine, Protocol):
+    """An engine whose silos are elsewhere: what they release before the first round has to be asked for."""
+
+    def before(self, state: FederationState) -> list[Result]:
+        """What all silos release, in their order."""
+        ...
+
+    def regrouped(self, trainer: Trainer) -> Engine:
+        """The same silos, in the groups that were found."""
         ...
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.config import Config
-from fedloom.discovery.release import RELEASE, check_private_discovery, planned_release
 from fedloom.engines.base import FederationState, SiloState, participants_of, pretraining_phases
 from fedloom.engines.distributed import shared_noise
 from fedloom.engines.training import Trainer, local_steps
@@ -35,7 +34,6 @@ def privacy_of_silos(
         return ()
     names = [silo.name for silo in federation.silos]
     check_settings(config.privacy)
-    check_private_discovery(config)
     for name in config.privacy.budgets:
         if name not in names:
             raise ConfigError("privacy.budgets: " + unknown("silo", name, names))
@@ -43,7 +41,6 @@ def privacy_of_silos(
         if block not in method.plan.blocks:
             raise ConfigError("privacy.blocks: " + unknown("block", block, method.plan.blocks))
     shareable = [rule.name for rule in method.payloads] + [PRETRAINING] * bool(config.privacy.pretraining)
-    shareable += [RELEASE] * (config.data.groups == "discover")
     for name in config.privacy.shares:
         if name not in shareable:
             raise ConfigError("privacy.shares: " + unknown("payload", name, shareable))
@@ -118,7 +115,7 @@ def privacy_of_silo(config: Config, method: Method, silo: str, units: int, round
             sum(math.prod(shape) for shape in rule.payload.shapes.values()),
         )
         for rule in method.payloads
-    ) + planned_release(config)
+    )
     steps = len(private) * local_steps(config, units)
     before = len(_private(pretraining_phases(method)))
     privacy = SiloPrivacy(silo, units, rounds, steps, config.local.batch_size, settings, payloads)

@@ -303,7 +303,7 @@ class Trainer:
         return made_up_records(self.federation.silos[silo], len(self.federation.classes), self.streams)
 
     def payloads(
-        self, silo: int, weights: Mapping[str, Tensor], context: RoundContext, secret: Randomness | None
+        self, silo: int, weights: Tensors, context: RoundContext, secret: Randomness | None, step: int = 0
     ) -> dict[str, Tensors]:
         """What a silo sends beside its blocks in a round, given its model's weights after training.
 
@@ -313,10 +313,10 @@ class Trainer:
         if not due:
             return {}
         owner, model = self.federation.silos[silo], self._model(site_of(self.federation, silo))
-        model.load_state_dict(weights)
+        model.load_state_dict(weights or model.state_dict())
         found: dict[str, Tensors] = {}
         for rule in due:
-            noise, noise_key = None, NoiseKey(silo, context.round, 0, rule.name)
+            noise, noise_key = None, NoiseKey(silo, context.round, step, rule.name)
             if self.privacy and not rule.statistic.problem:
                 privacy = self.privacy[silo]
                 unit = unit_numbers(owner, privacy.settings.unit)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from fedloom.config import Config
 from fedloom.discovery.clustering import Found
 from fedloom.discovery.grouping import check_unnamed, names_of, unnamed
-from fedloom.discovery.release import read, released
+from fedloom.engines.base import NO_SECRETS, AskingEngine, Engine, Secrets, initial_state
+from fedloom.engines.before import Sent, found_groups, simulated
 from fedloom.engines.charging import Charging
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.federation.records import Federation
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 def to_be_found(config: Config, federation: Federation) -> Federation:
     """The federation before its groups are known, where they can be found."""
+    if federation.is_remote and config.discovery.by == "loss":
+        raise ConfigError(
+            "discovery.by = 'loss' asks silos several times before the first round, which is for simulations; in a "
+            "deployment use 'moments'"
+        )
     if config.data.layout == "centralised":
         raise ConfigError("data.groups = 'discover' needs data.layout = 'federated': a single silo has no groups")
     check_unnamed(federation, config.discovery.groups)
@@ -45,31 +51,48 @@ def groups_of(folder: RunFolder) -> dict[str, str] | None:
     return None if known is None else known.groups
 
 
-def find(experiment: Experiment, folder: RunFolder) -> dict[str, str]:
+def find(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> dict[str, str]:
     """The group of every silo: as it stands in the folder, or found now, once and for all, and written there."""
     known = folder.discovery
     if known is None:
-        known = _found(experiment, folder)
+        known = _found(experiment, folder, engine)
         folder.record_discovery(known)
     return known.groups
 
 
-def _found(experiment: Experiment, folder: RunFolder) -> Discovery:
-    config, federation, trainer = experiment.config, experiment.federation, experiment.trainer
-    secrets = {}
-    if trainer.privacy:
-        charging = Charging(trainer, folder.ledger, None if config.privacy.noise == "test" else folder.secret())
-        try:
-            folder.note({LEDGER: charging.chain().ledger})
-            secrets = charging.admitted_before()
-        finally:
-            charging.close()
-    updates, egress = released(config, federation, trainer.privacy, secrets)
-    folder.record_before([record.to_mapping() for record in egress])
-    told = _told(read(config, updates, trainer.privacy), federation, asked=config.discovery.groups > 0)
+def _found(experiment: Experiment, folder: RunFolder, engine: Engine | None) -> Discovery:
+    config, federation = experiment.config, experiment.federation
+    if isinstance(engine, AskingEngine):
+        sent, found = _asked(experiment, folder, engine)
+    else:
+        sent, found = simulated(experiment.trainer, _charged(experiment, folder))
+    folder.rewind(-1, logs=("egress.jsonl",))  # what a stopped attempt may have logged
+    folder.record_before([record.to_mapping() for _, record in sent])
+    told = _told(found, federation, asked=config.discovery.groups > 0)
     if len(set(told.groups.values())) == 1 and not told.asked:
         warnings.warn(f"{told.sentence}; all silos go on as one", FedloomWarning, stacklevel=4)
     return told
+
+
+def _asked(experiment: Experiment, folder: RunFolder, engine: AskingEngine) -> tuple[Sent, Found]:
+    """By silos that are elsewhere, each of which charges its own ledger."""
+    folder.note({"engine": engine.describe(), "engine_choice": engine.choice()})  # whoever resumes asks for the same
+    state = initial_state(experiment.method, experiment.federation, experiment.config)
+    sent = [(result.update, result.egress) for result in engine.before(state)]
+    return sent, found_groups(experiment.trainer, [update for update, _ in sent])
+
+
+def _charged(experiment: Experiment, folder: RunFolder) -> Secrets:
+    """What hides the records of each silo of a simulation, all of which have paid by then."""
+    config, trainer = experiment.config, experiment.trainer
+    if not trainer.privacy:
+        return NO_SECRETS
+    charging = Charging(trainer, folder.ledger, None if config.privacy.noise == "test" else folder.secret())
+    try:
+        folder.note({LEDGER: charging.chain().ledger})
+        return charging.admitted_before()
+    finally:
+        charging.close()
 
 
 def _told(found: Found, federation: Federation, *, asked: bool) -> Discovery:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedloom.config import Config, EngineConfig, EvaluationConfig
 from fedloom.discovery.grouping import with_groups
-from fedloom.engines.base import Engine, check_merge, initial_state, participants_of
+from fedloom.engines.base import AskingEngine, Engine, check_merge, initial_state, participants_of
 from fedloom.engines.charging import privacy_of_silos
 from fedloom.engines.choice import device_of
 from fedloom.engines.distributed import of_sums
@@ -106,11 +106,16 @@ class Experiment:
 
     def run(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Train from the start into a new folder, on the engine given or the one that the configuration asks for."""
-        return Run(self.begin(out, observer).run_alone(engine), self._given)
+        return self._live(self.begin(out, observer, engine), engine)
 
     def resume(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> Run:
         """Go on from the newest checkpoint, exactly as if nothing had happened."""
-        return Run(self.take_up(folder, observer).run_alone(engine), self._given)
+        return self._live(self.take_up(folder, observer, engine), engine)
+
+    def _live(self, loop: RunLoop, engine: Engine | None) -> Run:
+        if self.sought and isinstance(engine, AskingEngine):
+            engine = engine.regrouped(loop.experiment.trainer)
+        return Run(loop.run_alone(engine), self._given)
 
     @property
     def _given(self) -> Federation | None:
@@ -118,8 +123,8 @@ class Experiment:
         given = self.sought or self.federation
         return given if given.described is None else None
 
-    def begin(self, out: Path | str, observer: Observer | None = None) -> RunLoop:
-        """A run before its first round, in a new folder."""
+    def begin(self, out: Path | str, observer: Observer | None = None, engine: Engine | None = None) -> RunLoop:
+        """A run before its first round, in a new folder; ``engine`` reaches silos that are elsewhere."""
         self.config.privacy.check_mechanism()
         check_dealt(self.federation)
         check_trackers(self.config)
@@ -129,15 +134,15 @@ class Experiment:
         self.trainer.check_privacy()
         folder = RunFolder.create(Path(out), self.config, origin_of(self.config, self.federation))
         if self.sought:
-            return self._found(folder).take_up(folder, observer)
+            return self._found(folder, engine).take_up(folder, observer)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
-    def take_up(self, folder: RunFolder, observer: Observer | None = None) -> RunLoop:
+    def take_up(self, folder: RunFolder, observer: Observer | None = None, engine: Engine | None = None) -> RunLoop:
         """A run as its newest checkpoint left it."""
         check_idle(folder.path)
         check_records(folder, self.federation)
         if self.sought:
-            return self._found(folder).take_up(folder, observer)
+            return self._found(folder, engine).take_up(folder, observer)
         evaluator = self._evaluator()
         state, facts = initial_state(self.method, self.federation, self.config), dict[str, Any]()
         if folder.rounds_done:
@@ -150,9 +155,9 @@ class Experiment:
         folder.rewind(state.round)
         return RunLoop(self, folder, state, evaluator, observer or Observer())
 
-    def _found(self, folder: RunFolder) -> Experiment:
+    def _found(self, folder: RunFolder, engine: Engine | None) -> Experiment:
         """The same with its groups: as they stand in the folder, or found now."""
-        return Experiment.of(self.config, self.sought, find(self, folder))
+        return Experiment.of(self.config, self.sought, find(self, folder, engine))
 
     def _evaluator(self) -> Evaluator:
         """What measures the run, on the device that trains it.

@@ -22,6 +22,7 @@ from fedloom.modalities.likelihoods import Likelihood
 from fedloom.models.networks import Routed
 from fedloom.objectives.base import Objective
 from fedloom.outline import in_outline
+from fedloom.privacy.ledger import BEFORE
 from fedloom.privacy.payload_sums import Statistic
 from fedloom.registry import Registry, values_in
 from fedloom.settings import parse
@@ -99,7 +100,8 @@ class PayloadRule:
 
     payload: Payload
     statistic: Statistic
-    when: Literal["first", "every", "last"] | slice = "first"  # of the rounds that the silo takes part in
+    # Of the rounds that the silo takes part in; "before": before any of them, without blocks beside it.
+    when: Literal["before", "first", "every", "last"] | slice = "first"
     share: float = 0.1  # of the privacy budget, unless ``privacy.shares`` says otherwise
 
     @property
@@ -109,6 +111,8 @@ class PayloadRule:
 
     def rounds(self, attended: tuple[int, ...]) -> tuple[int, ...]:
         """Those rounds, of the ones that a silo takes part in, in which it is sent."""
+        if self.when == "before":
+            return (BEFORE,)
         named = {"first": slice(1), "every": slice(None), "last": slice(-1, None)}
         return attended[self.when if isinstance(self.when, slice) else named[self.when]]
 
@@ -319,7 +323,8 @@ METHODS: Registry[Recipe] = Registry("method", "fedloom.methods", Recipe, lambda
 
 def make_method(setting: Setting) -> Method:
     """The method that the configuration asks for; its options are checked here."""
-    from fedloom.methods.fidelity import with_fidelity  # these are built on this module
+    from fedloom.methods.discovery import with_discovery  # these are built on this module
+    from fedloom.methods.fidelity import with_fidelity
     from fedloom.methods.penalties import with_penalty
     from fedloom.methods.posteriors import with_posterior
     from fedloom.methods.server_steps import with_aggregator, with_compression, with_server_step
@@ -333,4 +338,4 @@ def make_method(setting: Setting) -> Method:
     trained = with_penalty(with_posterior(made, setting), setting)
     whole = with_server_step(with_aggregator(trained, config), setting)
     made = replace(with_fidelity(whole, setting), averaging=config.server.averaging)
-    return with_compression(made, config)
+    return with_discovery(with_compression(made, config), config)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedloom.config import Config
 from fedloom.privacy.accounting import Budget, Event, event_of
 from fedloom.privacy.accounts import ChargedRelease
-from fedloom.privacy.ledger import UPDATE
+from fedloom.privacy.ledger import BEFORE, UPDATE
 
 
 def written_time(time: datetime) -> str:
@@ -82,7 +82,8 @@ def drawn_rounds(config: Config, silos: Sequence[str]) -> dict[str, list[int]]:
     from fedloom.federation.participation import participants  # whoever only signs needs no torch
     from fedloom.streams import Streams
 
-    drawn: dict[str, list[int]] = {silo: [] for silo in silos}
+    before = [BEFORE] * (config.data.groups == "discover")  # all of them
+    drawn: dict[str, list[int]] = {silo: [*before] for silo in silos}
     for number in range(1, config.rounds + 1):
         for index in participants(config.participation, len(silos), number, Streams(config.seed)):
             drawn[silos[index]].append(number)
@@ -95,7 +96,7 @@ def accountant_for(charges: Collection[ChargedRelease], drawn: Collection[int]) 
     That is so if all was as planned before the run: one attempt at each round for which the silo was drawn.
     """
     trained = {charge.round for charge in charges if charge.release == UPDATE}
-    as_planned = not any(charge.attempt for charge in charges) and trained in (set(), set(drawn))
+    as_planned = not any(charge.attempt for charge in charges) and trained in (set(), {*drawn} - {BEFORE})
     return "pld" if as_planned else "filter"
 
 

@@ -47,7 +47,7 @@ class Discovery:
         """What was found, and how sure that is."""
         count = len(set(self.groups.values()))
         if self.asked:
-            return f"{count} groups, as many as were asked for"
+            return f"{count} groups; their number was set, not found"
         if self.directions == 0:
             return "no groups were found: silos differ by no more than noise and sampling explain"
         often = f"silos without groups would look as clustered in {100 * self.chance:.2g} of 100 cases"

@@ -152,8 +152,7 @@ class RunFolder:
             write_json(path, {"included": coins})
 
     def record_before(self, egress: list[dict[str, Any]]) -> None:
-        """Log what left before the first round, instead of what a stopped attempt may have logged."""
-        self.rewind(-1, logs=("egress.jsonl",))
+        """Log what left before the first round."""
         append_lines(self.path / "egress.jsonl", egress)
 
     def record_discovery(self, found: Discovery) -> None:

@@ -17,6 +17,7 @@ from fedloom.errors import FedloomError
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
 from fedloom.methods.steps import ServerState
+from fedloom.privacy.ledger import BEFORE
 from fedloom.privacy.payload_sums import largest
 from fedloom.sharing.plan import BlockKey, Tensors
 from fedloom.sharing.update import EgressRecord, Update, check_update, landed, pass_egress
@@ -80,6 +81,10 @@ class Inspection:
         """
         plan, site, declared = self.method.plan, site_of(self.trainer.federation, silo), self.declared(silo)
         record = pass_egress(update, plan, site, declared)
+        if update.round == BEFORE:
+            declared = {}
+            if update.blocks:
+                raise RejectedError(f"silo '{update.silo}' sent blocks before the first round")
         for key, tensors in declared.items():
             if not plan.blocks[key.block].up:
                 continue

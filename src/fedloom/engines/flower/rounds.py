@@ -19,6 +19,7 @@ from fedloom.engines.base import (
     sent_down,
     site_of,
 )
+from fedloom.engines.before import context_before
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
 from fedloom.engines.flower.rules import RoundRules
@@ -28,6 +29,7 @@ from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext
+from fedloom.privacy.ledger import BEFORE
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import BlockKey
 
@@ -128,8 +130,39 @@ class FlowerEngine:
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """One round, with the updates of those who sent a good one in time."""
-        state, context = job.state, job.context
-        progress = _Progress(state, context, job.on_silo)
+        progress, state = self._gathered(job), job.state
+        self._reject_outliers(progress)
+        self._require_minimum(progress)
+        results = list(progress.results.values())
+        present = replace(job.context, participants=tuple(sorted(progress.results)))
+        concluded = conclude(
+            self._trainer.method, state, present, results, self._trainer.streams, distiller=self._server
+        )
+        _check_finite(concluded[0])
+        return concluded
+
+    def before(self, state: FederationState) -> list[Result]:
+        """What all silos release before the first round; without one of them nobody is grouped."""
+        try:
+            progress = self._gathered(Job(state, context_before(self._trainer), lambda _: None))
+            self._require_minimum(progress)
+        except BaseException:
+            self.close()  # there will be no rounds that end with it
+            raise
+        return [progress.results[silo] for silo in sorted(progress.results)]
+
+    def regrouped(self, trainer: Trainer) -> FlowerEngine:
+        """The same silos on the same wire, in the groups that were found."""
+        self._server.close()
+        records = self._inspection.records
+        found = FlowerEngine(trainer, self._run, self._wire, self._rules, records, self._journal)
+        found._heard, found._owed = self._heard, self._owed
+        return found
+
+    def _gathered(self, job: Job) -> _Progress:
+        """A round's results, of those who sent a good one in time."""
+        context = job.context
+        progress = _Progress(job.state, context, job.on_silo)
         for owed in (self._owed[silo] for silo in context.participants if silo in self._owed):
             owed.delays = owed.delays or context.round
         while not self._over(progress):
@@ -139,15 +172,7 @@ class FlowerEngine:
         for silo in progress.awaited:
             lost = "".join(f", and without '{name}', which was due from it" for name in self._due(silo, context.round))
             self._journal(Event(context.round, self._silos[silo], "missing", f"the round went on without it{lost}"))
-        self._reject_outliers(progress)
-        self._require_minimum(progress)
-        results = list(progress.results.values())
-        present = replace(context, participants=tuple(sorted(progress.results)))
-        concluded = conclude(
-            self._trainer.method, state, present, results, self._trainer.streams, distiller=self._server
-        )
-        _check_finite(concluded[0])
-        return concluded
+        return progress
 
     def _over(self, progress: _Progress) -> bool:
         """Whether there is nobody left to wait for, or no time."""
@@ -205,6 +230,10 @@ class FlowerEngine:
         newest = progress.state.round // every * every
         order = Order(self._run, config, progress.context, settled=max(0, newest - every * (kept - 1)))
         site = site_of(self._trainer.federation, silo)
+        if progress.context.round == BEFORE:  # nothing comes down
+            return order.frame({})
+        if config.data.groups == "discover":
+            order = replace(order, groups=plan.groups, group=plan.groups[site.groups[0]])
         coming = sent_down(plan, progress.state.server, site)
         for key, tensors in coming.items():
             if tensors and key not in progress.packed:
@@ -282,7 +311,8 @@ class FlowerEngine:
             del progress.results[self._silos.index(name)]
 
     def _minimum(self, progress: _Progress) -> int:
-        return min(self._rules.minimum, len(progress.context.participants))
+        everyone = len(progress.context.participants)
+        return everyone if progress.context.round == BEFORE else min(self._rules.minimum, everyone)
 
     def _require_minimum(self, progress: _Progress) -> None:
         needed, number = self._minimum(progress), progress.context.round

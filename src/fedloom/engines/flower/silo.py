@@ -12,7 +12,9 @@ import torch
 
 import fedloom
 from fedloom.config import Config
+from fedloom.discovery.grouping import told, unnamed
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
+from fedloom.engines.before import released
 from fedloom.engines.charging import own_plan, privacy_of_silos, shares_noise
 from fedloom.engines.flower.assignments import Assignment, Prepared, digest_of
 from fedloom.engines.flower.frames import STATE, Frame
@@ -40,7 +42,7 @@ from fedloom.methods.base import Setting, make_method, some_model
 from fedloom.operations.spending import audited, refuse_held
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.deployment import data_ledger
-from fedloom.privacy.ledger import BudgetSpentError, GrantError, Ledger
+from fedloom.privacy.ledger import BEFORE, BudgetSpentError, GrantError, Ledger
 from fedloom.privacy.noise import StreamNoise, deployment_noise
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.registry import NotAllowedError, allowed
@@ -130,12 +132,12 @@ class SiloService:
         """What a task asks for, if it is what was agreed to; nothing has been done for it yet."""
         with refused():
             order = Order.of(frame)
-        prepared = self.ready(order.config)
+        prepared = self.ready(order.config, order.groups, order.group)
         self._check_draw(order)
         self._trail.note("approved", asked_in(frame), durable=False)
         with refused():
-            plan, site = prepared.trainer.method.plan, site_of(self._federation, self._index)
-            received = received_in(frame, plan, site, prepared.expected)
+            plan, site = prepared.trainer.method.plan, site_of(prepared.trainer.federation, self._index)
+            received = received_in(frame, plan, site, {} if order.context.round == BEFORE else prepared.expected)
         if order.config.engine.threads:  # their number may change the last bit
             torch.set_num_threads(order.config.engine.threads)
         round_store, folder = RoundStore(self._home / "rounds" / order.run), self._home / "runs" / order.run
@@ -156,7 +158,11 @@ class SiloService:
         What may still fail here is a function of the task, of public numbers and of sums that already have their noise,
         as are the weights that it leaves; so it fails as it is, and says nothing of a record by that.
         """
-        return assignment.prepared.trainer.train(assignment.task)
+        trainer, task = assignment.prepared.trainer, assignment.task
+        if task.context.round != BEFORE:
+            return trainer.train(task)
+        update, egress = released(trainer, self._index)
+        return Result(self._index, update, egress, SiloState(), {}, steps=0, seconds=0.0)
 
     def _update(self, frame: Frame, came: float) -> Frame:
         assignment = self._assignment(frame)
@@ -219,11 +225,12 @@ class SiloService:
         path = self._home / "ledger.sqlite"
         return audited(data_ledger(path, self._silo, grant.epsilon, grant.delta, unit=grant.unit), self._home)
 
-    def ready(self, config: Config) -> Prepared:
-        """The experiment as this silo carries it out, if its operator agrees to it."""
+    def ready(self, config: Config, groups: tuple[str, ...] = (), group: str = "") -> Prepared:
+        """The experiment as this silo carries it out, if its operator agrees to it; ``groups`` are those found."""
         self._screening(config)
-        key = config.digest(), allowed()  # what was imported when more plug-ins were allowed is not used on
-        known = self._prepared.pop(key, None) or self._prepare(config)
+        # What was imported when more plug-ins were allowed is not used on.
+        key = config.digest(), groups, group, allowed()
+        known = self._prepared.pop(key, None) or self._prepare(config, self._grouped(config, groups, group))
         grant = self._agreement(config, known.trainer.method, known.privacy)  # may have changed since the last round
         secret = StreamNoise(Streams(config.seed)) if grant.repeatable else deployment_noise(None)
         if grant != known.grant:
@@ -240,17 +247,22 @@ class SiloService:
             del self._prepared[oldest]
         return known
 
-    def _prepare(self, config: Config) -> Prepared:
+    def _grouped(self, config: Config, groups: tuple[str, ...], group: str) -> Federation:
+        """The federation with the groups of the charter, or those that were found, or will be."""
+        if config.data.groups != "discover":
+            return self._federation
+        with refused():
+            return told(self._federation, groups, group) if groups else unnamed(self._federation)
+
+    def _prepare(self, config: Config, federation: Federation) -> Prepared:
         if config.data.layout != "federated" or config.audit.canaries:
             raise RefusedError("a deployment has no centralised layout and no canaries: both are for simulations")
-        if config.data.groups == "discover":
-            raise RefusedError("in a deployment no groups are found: the charter names the group of every silo")
-        federation, index = self._federation, self._index
+        index = self._index
         method = make_method(Setting.of(config, federation))
         # Plans are made from records, and only this silo's are here: it is looked at alone.
         budgets = {name: value for name, value in config.privacy.budgets.items() if name == self._silo.name}
         own = replace(config, privacy=replace(config.privacy, budgets=budgets))
-        alone = replace(federation, silos=(self._silo,))
+        alone = replace(federation, silos=(federation.silos[index],))
         drawn = [(0,) if index in self._drawn(config, r) else () for r in range(1, config.rounds + 1)]
         found: tuple[SiloPrivacy, ...]
         if shares_noise(config):
@@ -271,6 +283,11 @@ class SiloService:
     def _check_draw(self, order: Order) -> None:
         """The public draw decides who takes part, and what was planned to be spent; the server cannot add rounds."""
         context = order.context
+        if order.config.data.groups == "discover":
+            if context.round == BEFORE:
+                return
+            if not order.groups:
+                raise RefusedError(f"silo '{self._silo.name}' was not told its group")
         if context.rounds != order.config.rounds or not 1 <= context.round <= context.rounds:
             raise RefusedError(f"round {context.round} of {context.rounds} is not one of this experiment")
         if self._index not in self._drawn(order.config, context.round):
@@ -311,7 +328,9 @@ class SiloService:
         if not known:
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
         left = [] if entry.egress in folder.egress() else [entry.egress]
-        if left or entry.metrics not in folder.metrics():
+        if number == BEFORE:
+            folder.record_before(left)
+        elif left or entry.metrics not in folder.metrics():
             folder.rewind(number - 1, logs=("metrics.jsonl",))  # of a round that is done again; what left has left
             folder.record_round(entry.metrics, left)
         if number == order.context.rounds:

@@ -50,6 +50,8 @@ class Order:
     context: RoundContext
     settled: int  # the server will never go back behind this round
     version: str = fedloom.__version__
+    groups: tuple[str, ...] = ()  # that were found; empty: those of the charter
+    group: str = ""  # the silo's own among them; of others it is told nothing
 
     def frame(self, blocks: Mapping[BlockKey, bytes]) -> Frame:
         """With the packed blocks that come down, each under whose copy it is."""
@@ -62,6 +64,7 @@ class Order:
             "rounds": self.context.rounds,
             "participants": list(self.context.participants),
             "settled": self.settled,
+            **({"groups": list(self.groups), "group": self.group} if self.groups else {}),
         }
         return Frame(header, {str(key): part for key, part in blocks.items()})
 
@@ -79,7 +82,8 @@ class Order:
                 int(header["round"]), int(header["rounds"]), tuple(int(silo) for silo in header["participants"])
             )
             config = parse(Config, tomllib.loads(str(header["experiment"])))
-            return cls(run, config, context, int(header["settled"]), str(header["version"]))
+            groups, group = tuple(str(name) for name in header.get("groups", ())), str(header.get("group", ""))
+            return cls(run, config, context, int(header["settled"]), str(header["version"]), groups, group)
         except (KeyError, ValueError, TypeError, OverflowError, ConfigError) as error:
             raise FedloomError(f"this is no task that this version can read: {error}") from error
 
