@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -320,6 +321,10 @@ class Config:
 
     def digest(self) -> str:
         """What identifies the experiment: a hash over what its numbers depend on, but for whence its noise comes."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         tree = self.to_mapping()
         del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"], tree["data"]["redeal"]
         _leave_out_later_defaults(self, tree)
