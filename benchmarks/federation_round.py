@@ -6,7 +6,7 @@
 
 Both wires are in one table: fedloom's own, and a Flower federation in which ``flwr run`` starts fedloom's app. All are
 processes of one machine; only the network between machines is missing. Seconds of processors are of all of them
-together, less what the same training takes in one process. Memory counts shared pages once.
+together, less what the same training takes in one process; the first round is left out. Memory counts shared pages once.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from flower_federation import standing
 
 SIZES = {"7k": ("[4]", 2), "1.1M": ("[512, 256]", 40), "26M": ("[3072, 3072]", 256)}  # hidden layers, latent
 SILOS = 3
+WEIGHING = 30  # times as long as memory is counted, it is not: counting slows the silos down
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -75,18 +76,22 @@ def below(roots: set[int]) -> set[int]:
     return found
 
 
-def spent(processes: set[int]) -> tuple[float, float]:
-    """Seconds of processors, with those of children that have ended, and bytes of memory."""
-    seconds = size = 0.0
+def used(processes: set[int]) -> float:
+    """Seconds of processors, with those of children that have ended."""
+    return sum(sum(map(int, text.rpartition(")")[2].split()[11:15])) for text in texts(processes, "stat")) / TICKS
+
+
+def memory(processes: set[int]) -> float:
+    """Bytes, what several share once; the system counts pages for it, which takes as long as a message."""
+    return sum(1024 * float(text.partition("\nPss:")[2].split()[0]) for text in texts(processes, "smaps_rollup"))
+
+
+def texts(processes: set[int], name: str) -> Iterator[str]:
     for number in processes:
-        path = Path(f"/proc/{number}")
         try:
-            seconds += sum(map(int, (path / "stat").read_text().rpartition(")")[2].split()[11:15])) / TICKS
-            (line,) = [row for row in (path / "smaps_rollup").read_text().splitlines() if row.startswith("Pss:")]
-            size += 1024 * int(line.split()[1])
-        except (FileNotFoundError, ProcessLookupError):
+            yield Path(f"/proc/{number}/{name}").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
-    return seconds, size
 
 
 @dataclass(frozen=True)
@@ -96,45 +101,62 @@ class Place:
     wire: str
     homes: list[Path]
     children: list[Child]
-    run: Callable[[Config], Path]  # its folder
+    folder: Callable[[Config], Path]  # of an experiment's run
+    run: Callable[[Config], None]
     seconds: float  # until all were there
     walls: bool = False
 
 
-def watched(place: Place, work: Callable[[], Path]) -> tuple[Path, dict[str, float]]:
-    """A run's folder, and what everything took meanwhile: processors by all, memory by the silos at most."""
+def watched(place: Place, config: Config) -> dict[str, float]:
+    """What everything took while a run went on: processors in all rounds but the first, memory of the silos at most."""
     own = {child.process.pid for child in place.children if child.process}
-    others = below({os.getpid()}) - {os.getpid()}
-    before, highest, over = spent(others)[0], [0.0], threading.Event()
+    path, seconds, highest, over = place.folder(config) / "metrics.jsonl", dict[int, float](), [0.0], threading.Event()
 
-    def watch() -> None:
-        while not over.wait(0.5):
-            highest.append(spent(below(own))[1])
+    def count() -> None:
+        while not over.wait(0.1):
+            done = len(read_lines(path))
+            if done in (1, config.rounds) and done not in seconds:
+                seconds[done] = used(below({os.getpid()}) - {os.getpid()})
 
-    watching = threading.Thread(target=watch)
-    watching.start()
+    def weigh() -> None:
+        rest = 0.5
+        while not over.wait(rest):
+            start = time.monotonic()
+            highest.append(memory(below(own)))
+            rest = max(0.5, WEIGHING * (time.monotonic() - start))
+
+    watching = [threading.Thread(target=each) for each in (count, weigh)]
+    for each in watching:
+        each.start()
     try:
-        folder = work()
+        place.run(config)
     finally:
         over.set()
-        watching.join()
-    after = spent(below({os.getpid()}) - {os.getpid()})[0]
-    return folder, {"cpu_seconds": after - before, "megabytes_per_silo": max(highest) / 1e6 / len(place.homes)}
+        for each in watching:
+            each.join()
+    last = seconds.get(config.rounds) or used(below({os.getpid()}) - {os.getpid()})
+    return {
+        "cpu_seconds": (last - seconds[1]) / (config.rounds - 1),
+        "megabytes_per_silo": max(highest) / 1e6 / len(place.homes),
+    }
 
 
 def trained_alone(config: Config, federation: Federation, folder: Path) -> float:
-    """Seconds of a processor that one round of all silos takes in this process."""
+    """Seconds of a processor that a round of all silos takes in this process, when models are built."""
     torch.set_num_threads(1)
-    start = time.process_time()
-    train(config, folder, federation)
-    return (time.process_time() - start) / config.rounds
+    taken = []
+    for rounds, path in ((1, folder.with_name(f"{folder.name}-first")), (config.rounds, folder)):
+        start = time.process_time()
+        train(replace(config, rounds=rounds), path, federation)
+        taken.append(time.process_time() - start)
+    return (taken[1] - taken[0]) / (config.rounds - 1)
 
 
 def measured(place: Place, federation: Federation, config: Config, reference: Path) -> dict[str, Any]:
     """Means over all rounds but the first, in which workers build their models."""
     alone = trained_alone(config, federation, reference)
     before = {home: set((home / "runs").glob("*")) for home in place.homes}
-    folder, taken = watched(place, lambda: place.run(config))
+    folder, taken = place.folder(config), watched(place, config)
     rows = {row["round"]: row["seconds"] for row in read_lines(folder / "metrics.jsonl")}
     events = read_lines(folder / "silos.jsonl")
     counted = range(2, config.rounds + 1)
@@ -153,7 +175,7 @@ def measured(place: Place, federation: Federation, config: Config, reference: Pa
         "rounds": len(counted),
         "round": seconds,
         "beyond_training": seconds - slowest,
-        "cpu_beyond_training": taken["cpu_seconds"] / config.rounds - alone,
+        "cpu_beyond_training": taken["cpu_seconds"] - alone,
         "megabytes_per_silo": taken["megabytes_per_silo"],
         "bytes_up_per_silo": next(row["bytes"] for row in events if row["event"] == "answered"),
         "bytes_down_per_silo": next(row["bytes"] for row in events if row["event"] == "asked"),
@@ -181,16 +203,18 @@ def direct(folder: Path, federation: Federation, *, walls: bool) -> Iterator[Pla
     place = settle(folder, federation, AGREEING, RoundRules())
     start = time.monotonic()
 
-    def run(config: Config) -> Path:
-        run_at(place.server, config, folder / f"run-{config.name}", print)
+    def found(config: Config) -> Path:
         return folder / f"run-{config.name}"
+
+    def run(config: Config) -> None:
+        run_at(place.server, config, found(config), print)
 
     with running(place, lambda said: print(said, flush=True), apart=walls) as (_, joined):
         while not all_there(place):
             time.sleep(0.5)
         children = [child for silo in joined for child in silo.household.children]
         homes = [home.path for home in place.silos]
-        yield Place("direct", homes, children, run, time.monotonic() - start, walls)
+        yield Place("direct", homes, children, found, run, time.monotonic() - start, walls)
 
 
 @contextmanager
@@ -208,17 +232,19 @@ def flower(folder: Path, federation: Federation, *, walls: bool) -> Iterator[Pla
     )
     start = time.monotonic()
 
-    def run(config: Config) -> Path:
-        app, name = folder / f"app-{config.name}", f"runs/{config.name}"
-        FlowerApp(config, charter, RoundRules(), name).write(app)
+    def found(config: Config) -> Path:
+        return others.folder / "runs" / config.name
+
+    def run(config: Config) -> None:
+        app = folder / f"app-{config.name}"
+        FlowerApp(config, charter, RoundRules(), f"runs/{config.name}").write(app)
         said = others.run(app)
-        if not (others.folder / name).is_dir():
+        if not found(config).is_dir():
             raise FedloomError(said.stdout + said.stderr)
-        return others.folder / name
 
     with standing(folder / "others", federation, AGREEING) as others:
         homes = [others.folder / silo.name for silo in federation.silos]
-        yield Place("flower", homes, list(others.nodes), run, time.monotonic() - start)
+        yield Place("flower", homes, list(others.nodes), found, run, time.monotonic() - start)
 
 
 WIRES = {"direct": direct, "flower": flower}

@@ -71,7 +71,10 @@ def test_values_that_make_no_party_are_refused_in_words(name: str) -> None:
     assert reason in found.stderr
 
 
-@pytest.mark.parametrize(("line", "wrong"), [("replicas: 1", "replicas: one"), ("      containers:", "      container:")])
+WRONG = [("replicas: 1", "replicas: one"), ("      containers:", "      container:")]
+
+
+@pytest.mark.parametrize(("line", "wrong"), WRONG)
 def test_a_template_that_no_cluster_would_take_is_noticed(line: str, wrong: str, tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "fedloom")
     template = tmp_path / "fedloom" / "templates" / "statefulset.yaml"
