@@ -6,7 +6,8 @@
 
 Both wires are in one table: fedloom's own, and a Flower federation in which ``flwr run`` starts fedloom's app. All are
 processes of one machine; only the network between machines is missing. Seconds of processors are of all of them
-together, less what the same training takes in one process; the first round is left out. Memory counts shared pages once.
+together, less what the same training takes in one process. The first round is left out. Memory counts shared pages
+once.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ class Mailbox(Database):
         return [Letter.of_bytes(row[0]) for row in rows]
 
     def answers(self, numbers: list[str]) -> list[Letter]:
-        """The answers to some of the orders, as far as they are here."""
+        """The answers to some of the orders, as far as they are here, oldest order first."""
         among = "number IN (SELECT value FROM json_each(?))"
-        query = f"SELECT answer FROM letters WHERE {among} AND state != ? AND answer NOT NULL"
+        query = f"SELECT answer FROM letters WHERE {among} AND state != ? AND answer NOT NULL ORDER BY rowid"
         with self._turn:
             rows = self._rows(query, json.dumps(numbers), OPEN)
         return [Letter.of_bytes(row[0]) for row in rows]
