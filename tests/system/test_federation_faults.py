@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -72,11 +73,12 @@ KILLED = {
     "hub": lambda place: pid(place.serving.hub),
     "executor": lambda place: pid(place.serving.executor),
     "run": lambda place: children_of(pid(place.serving.executor))[0],
+    "worker": lambda place: pid(place.joined[0].worker),
 }
 
 
 @pytest.mark.parametrize("who", KILLED)
-def test_a_server_that_is_killed_goes_on_by_itself(place: Place, who: str) -> None:
+def test_whatever_is_killed_the_run_is_over_soon(place: Place, who: str) -> None:
     """In its second round, which cannot be over before: one silo halts with its answer in hand."""
     name, silo = f"{who}-killed", place.joined[0]
     moments = list[float]()
@@ -84,13 +86,15 @@ def test_a_server_that_is_killed_goes_on_by_itself(place: Place, who: str) -> No
     def kill() -> None:
         os.kill(KILLED[who](place), signal.SIGKILL)
         moments.append(time.monotonic())
-        os.kill(pid(silo.worker), signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it may be the one that was killed
+            os.kill(pid(silo.worker), signal.SIGCONT)
 
     with place.dishonest(silo, (2, "halted")):
         killed = place.when(lambda: halted(silo.worker), kill)
         place.run(name, *FISSION)
         moments.append(time.monotonic())
         killed.join()
+    print(f"{who}: {moments[1] - moments[0]:.1f} s, load {os.getloadavg()[0]:.0f}")
     assert moments[1] - moments[0] < 10  # with the rest of the round, and the statements
     assert place.same(name)
     assert place.participants(name) == [[0, 1, 2], [0, 1, 2]]
