@@ -37,40 +37,32 @@ def sleeper(tmp_path: Path, seconds: float) -> Child:
     return Child("sleeper", [sys.executable, "-c", f"import time; time.sleep({seconds})"], tmp_path / "log", os.environ)
 
 
-def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> None:
+def test_a_child_that_dies_is_started_again_at_the_next_look_and_after_a_pause_where_it_dies_again(
+    tmp_path: Path,
+) -> None:
     household = Household()
     try:
         child = household.add(sleeper(tmp_path, 60))
         assert household.tend() == []
-        assert child.process is not None
-        first = child.process.pid
-        child.signal(signal.SIGKILL)
-        child.process.wait()
-        assert household.tend() == [child]
-        assert child.pause == 2.0  # it died young
-        child.again = time.monotonic() - 1
-        assert household.tend() == []
-        assert child.process.pid != first
-        assert child.process.poll() is None
+        lives, pauses = list[int](), list[float]()
+        for died in (1.0, 10.0, YOUNG + 1):  # seconds after it was started
+            assert child.process is not None
+            lives.append(child.process.pid)
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+            child.started = time.monotonic() - died
+            assert household.tend() == [child]
+            pauses.append(round(max(0.0, child.again - time.monotonic()), 1))
+            child.again = min(child.again, time.monotonic() - 0.001)
+            assert household.tend() == []
+            assert child.process.poll() is None
+        assert len({*lives, child.process.pid}) == 4
+        assert pauses == [0.0, 1.0, 0.0]  # the last had lived
+        assert child.pause == SOONEST
     finally:
         household.stop()
+    assert child.process is not None
     assert child.process.poll() is not None
-
-
-def test_a_child_that_had_lived_long_is_started_again_at_the_next_look(tmp_path: Path) -> None:
-    household = Household()
-    try:
-        child = household.add(sleeper(tmp_path, 60))
-        child.started, child.pause = time.monotonic() - YOUNG - 1, 8.0
-        assert child.process is not None
-        child.signal(signal.SIGKILL)
-        child.process.wait()
-        assert household.tend() == [child]
-        assert household.tend() == []
-        assert child.process.poll() is None
-        assert child.pause == SOONEST  # what it had of its youth is forgotten
-    finally:
-        household.stop()
 
 
 def test_what_is_imported_to_stay_is_no_matter_for_the_search_for_garbage() -> None:

@@ -20,8 +20,9 @@ from typing import IO
 from fedloom.errors import FedloomError
 
 STOPPING = 15.0  # seconds that a process has to end by itself
-YOUNG = 60.0  # seconds; a process that dies later is started again at once
-SOONEST, LATEST = 1.0, 30.0  # seconds until a young one is started again; doubled when it dies young again
+# Seconds until a process that has just been started again, and died again, is started once more; doubled each time.
+SOONEST, LATEST = 1.0, 30.0
+YOUNG = 60.0  # seconds after which it counts as one that lives
 
 
 def locked(path: Path, taken: str) -> IO[str]:
@@ -87,7 +88,7 @@ class Child:
     holds: tuple[int, ...] = ()  # open files that it keeps open, too
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    pause: float = SOONEST  # before the next start, should it die young
+    pause: float = 0.0  # before the next start, should it die young
     again: float = 0.0  # when it is started again, if it is dead
     heard: int = 0  # bytes of its log that were looked at
 
@@ -106,14 +107,13 @@ class Child:
         self.started, self.again = time.monotonic(), 0.0
 
     def tend(self) -> bool:
-        """Whether it has just died; then it is started again at a later call, the next one if it had lived long."""
+        """Whether it has just died; then it is started again at the next call, after a pause if it dies once more."""
         now = time.monotonic()
         if self.process is None or self.process.poll() is None:
             return False
         if not self.again:
-            young = now - self.started <= YOUNG
-            self.again = now + self.pause if young else now
-            self.pause = min(LATEST, 2 * self.pause) if young else SOONEST
+            pause = self.pause if now - self.started < YOUNG else 0.0
+            self.again, self.pause = now + pause, min(LATEST, max(SOONEST, 2 * pause))
             return True
         if now > self.again:
             self.start()
