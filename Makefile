@@ -8,6 +8,8 @@ SHELL := /bin/bash
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
+TOOLS := .tools
+
 # No test begins later than this, and none takes more than 360 s: below 45 minutes in all.
 SYSTEM_SECONDS := 2250
 
@@ -34,7 +36,7 @@ demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample
 test: $(VENV)/.installed ## run the whole test suite
 	$(BIN)/pytest -n 2
 
-test-system: $(VENV)/.installed ## run the tests that need a browser and bubblewrap (Debian's are installed if they are missing)
+test-system: $(VENV)/.installed $(TOOLS)/.installed ## run the tests that need a browser and bubblewrap (Debian's are installed if they are missing)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v bwrap >/dev/null \
 		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver bubblewrap; }
 	$(BIN)/pytest -m system --session-timeout $(SYSTEM_SECONDS)
@@ -44,21 +46,20 @@ lint: $(VENV)/.installed ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-TOOLS := .tools
-$(TOOLS)/.installed: deploy/tools.txt
+$(TOOLS)/.installed: deploy/tools.txt deploy/tools-alone.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --requirement deploy/tools.txt
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement deploy/tools-alone.txt
 	@touch $@
 
-lint-deploy: $(TOOLS)/.installed ## check image, compose file, units and chart (the last by helm, where that is installed)
+lint-deploy: $(TOOLS)/.installed ## check image, compose file, units and chart, which is rendered by Helm's library
 	$(TOOLS)/bin/hadolint deploy/Dockerfile
 	$(TOOLS)/bin/yamllint --config-file deploy/yamllint.yaml deploy/compose.yaml deploy/helm/fedloom/*.yaml
 	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(TOOLS)/bin/check-jsonschema --schemafile deploy/helm/fedloom/values.schema.json deploy/helm/fedloom/values.yaml
-	@command -v helm >/dev/null || { echo "helm is not installed: the chart was not rendered"; exit 0; }; \
-	for role in server silo; do \
-		helm template lungs deploy/helm/fedloom --set role=$$role --set silo.data.claim=records > $(TOOLS)/$$role.yaml \
-		&& $(TOOLS)/bin/kubernetes-validate --strict $(TOOLS)/$$role.yaml || exit 1; \
+	for values in '{"role": "server"}' '{"role": "silo", "silo": {"data": {"claim": "records"}}}'; do \
+		$(TOOLS)/bin/python scripts/render_chart.py "$$values" > $(TOOLS)/chart.yaml \
+		&& $(TOOLS)/bin/kubernetes-validate --strict $(TOOLS)/chart.yaml || exit 1; \
 	done
 	@command -v systemd-analyze >/dev/null || { echo "systemd is not installed: units were not looked at"; exit 0; }; \
 	set -o pipefail; for unit in deploy/systemd/*.service; do \

@@ -20,7 +20,7 @@ from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.joining import Joining
-from fedloom.deployment.processes import SOONEST, Child
+from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import resume_at, run_at
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.errors import FedloomError
@@ -172,7 +172,7 @@ class Place:
 
     def start_again(self, silo: Joining) -> None:
         """End a silo's worker; it is started again by itself."""
-        lives, silo.worker.pause = _lives(silo), SOONEST
+        lives, silo.worker.pause = _lives(silo), 0.0
         os.kill(pid(silo.worker), signal.SIGKILL)
         wait_for(lambda: _lives(silo) > lives, f"the worker of silo '{silo.home.name}' comes back")
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.errors import ConfigError, NoMechanismError, unknown
 from fedloom.presets import read_settings
 from fedloom.settings import (
+    LATER,
     above,
     all_positive,
     at_least,
     between,
     layered,
+    leave_out_later_defaults,
     override,
     parse,
     portion,
@@ -25,9 +28,6 @@ from fedloom.settings import (
     the_rest,
     the_short,
 )
-
-# Field metadata: a setting that came later. Where it has its default, an experiment is the one that it was before.
-LATER: dict[str, Any] = {"later": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,24 +320,18 @@ class Config:
 
     def digest(self) -> str:
         """What identifies the experiment: a hash over what its numbers depend on, but for whence its noise comes."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         tree = self.to_mapping()
         del tree["engine"], tree["name"], tree["privacy"]["noise"], tree["data"]["public"], tree["data"]["redeal"]
-        _leave_out_later_defaults(self, tree)
+        leave_out_later_defaults(self, tree)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
     def digest_without_seed(self) -> str:
         """The same for all repetitions of an experiment with other seeds."""
         return replace(self, seed=0).digest()
-
-
-def _leave_out_later_defaults(settings: Any, tree: dict[str, Any]) -> None:
-    usual = type(settings)()
-    for each in (found for found in fields(settings) if found.name in tree):
-        value = getattr(settings, each.name)
-        if "later" in each.metadata and value == getattr(usual, each.name):
-            del tree[each.name]
-        elif is_dataclass(value):
-            _leave_out_later_defaults(value, tree[each.name])
 
 
 def load_config(

@@ -21,6 +21,8 @@ from fedloom.errors import ConfigError, unknown
 
 T = TypeVar("T")
 Settings = dict[str, Any]
+# Field metadata: a setting that came later. Where it has its default, an experiment is the one that it was before.
+LATER: dict[str, Any] = {"later": True}
 
 
 def at_least(low: float) -> dict[str, Any]:
@@ -191,3 +193,14 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         return f"a list, each item {_describe(typing.get_args(hint)[0])}"
     return "a table" if origin is dict else names.get(hint, str(hint))
+
+
+def leave_out_later_defaults(settings: Any, tree: Settings) -> None:
+    """Drop from a tree of plain values what came later and says nothing new."""
+    usual = type(settings)()
+    for each in (found for found in fields(settings) if found.name in tree):
+        value = getattr(settings, each.name)
+        if "later" in each.metadata and value == getattr(usual, each.name):
+            del tree[each.name]
+        elif is_dataclass(value):
+            leave_out_later_defaults(value, tree[each.name])

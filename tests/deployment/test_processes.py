@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
-from fedloom.deployment.processes import Child, Household, free_port, locked, troubles
+from fedloom.deployment.processes import SOONEST, YOUNG, Child, Household, free_port, loading, locked, troubles
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grid_wire import FlowerWire
@@ -36,24 +37,44 @@ def sleeper(tmp_path: Path, seconds: float) -> Child:
     return Child("sleeper", [sys.executable, "-c", f"import time; time.sleep({seconds})"], tmp_path / "log", os.environ)
 
 
-def test_a_child_that_dies_is_started_again_after_a_pause(tmp_path: Path) -> None:
+def test_a_child_that_dies_is_started_again_at_the_next_look_and_after_a_pause_where_it_dies_again(
+    tmp_path: Path,
+) -> None:
     household = Household()
     try:
         child = household.add(sleeper(tmp_path, 60))
         assert household.tend() == []
-        assert child.process is not None
-        first = child.process.pid
-        child.signal(signal.SIGKILL)
-        child.process.wait()
-        assert household.tend() == [child]
-        assert child.pause == 2.0  # it died young
-        child.again = time.monotonic() - 1
-        assert household.tend() == []
-        assert child.process.pid != first
-        assert child.process.poll() is None
+        lives, pauses = list[int](), list[float]()
+        for died in (1.0, 10.0, YOUNG + 1):  # seconds after it was started
+            assert child.process is not None
+            lives.append(child.process.pid)
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+            child.started = time.monotonic() - died
+            assert household.tend() == [child]
+            pauses.append(round(max(0.0, child.again - time.monotonic()), 1))
+            child.again = min(child.again, time.monotonic() - 0.001)
+            assert household.tend() == []
+            assert child.process.poll() is None
+        assert len({*lives, child.process.pid}) == 4
+        assert pauses == [0.0, 1.0, 0.0]  # the last had lived
+        assert child.pause == SOONEST
     finally:
         household.stop()
+    assert child.process is not None
     assert child.process.poll() is not None
+
+
+def test_what_is_imported_to_stay_is_no_matter_for_the_search_for_garbage() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with loading():
+            assert not gc.isenabled()
+            kept: list[list[int]] = [[] for _ in range(1000)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(kept)
+    finally:
+        gc.unfreeze()
 
 
 def test_what_a_child_warned_of_since_the_last_look_is_told_once(tmp_path: Path) -> None:
@@ -205,7 +226,7 @@ def test_the_worker_answers_through_its_socket_and_keeps_everything_loaded(tmp_p
     command = [
         sys.executable,
         "-m",
-        "fedloom.deployment.worker",
+        "fedloom.deployment.worker_process",
         str(home.path),
         str(tmp_path / "own.npz"),
         str(socket),

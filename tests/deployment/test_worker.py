@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.deployment import worker
+from fedloom.deployment import worker_process
 
 
 def test_numbers_too_small_for_their_usual_form_take_no_longer_time(
@@ -20,7 +20,7 @@ def test_numbers_too_small_for_their_usual_form_take_no_longer_time(
     assert (tiny * 1.0).any()
     try:
         with pytest.raises(SystemExit):  # there is no home
-            worker.main(str(tmp_path / "home"), "", "")
+            worker_process.main(str(tmp_path / "home"), "", "")
         assert not (tiny * 1.0).any()
     finally:
         torch.set_flush_denormal(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -72,11 +73,12 @@ KILLED = {
     "hub": lambda place: pid(place.serving.hub),
     "executor": lambda place: pid(place.serving.executor),
     "run": lambda place: children_of(pid(place.serving.executor))[0],
+    "worker": lambda place: pid(place.joined[0].worker),
 }
 
 
 @pytest.mark.parametrize("who", KILLED)
-def test_a_server_that_is_killed_goes_on_by_itself(place: Place, who: str) -> None:
+def test_whatever_is_killed_the_run_is_over_soon(place: Place, who: str) -> None:
     """In its second round, which cannot be over before: one silo halts with its answer in hand."""
     name, silo = f"{who}-killed", place.joined[0]
     moments = list[float]()
@@ -84,14 +86,16 @@ def test_a_server_that_is_killed_goes_on_by_itself(place: Place, who: str) -> No
     def kill() -> None:
         os.kill(KILLED[who](place), signal.SIGKILL)
         moments.append(time.monotonic())
-        os.kill(pid(silo.worker), signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it may be the one that was killed
+            os.kill(pid(silo.worker), signal.SIGCONT)
 
     with place.dishonest(silo, (2, "halted")):
         killed = place.when(lambda: halted(silo.worker), kill)
         place.run(name, *FISSION)
         moments.append(time.monotonic())
         killed.join()
-    assert moments[1] - moments[0] < 10  # with the rest of the round, and the statements
+    seconds = moments[1] - moments[0]
+    assert seconds < 10, f"{seconds:.1f} s at a load of {os.getloadavg()[0]:.0f}"  # with rest of round and statements
     assert place.same(name)
     assert place.participants(name) == [[0, 1, 2], [0, 1, 2]]
     place.wait_until_all_are_there()

@@ -104,7 +104,7 @@ def _known(keys: Iterable[str], federation: Path | None) -> Known:
     from fedloom.privacy.signatures import fingerprint
 
     home = ServerDirectory.open(federation)
-    admitted = {silo: fingerprint(line.strip()) for silo, line in home.keys_admitted().items()}
+    admitted = {silo: fingerprint(line) for silo, line in home.keys_admitted().items()}
     return Known(admitted | given, home.charter.to_mapping())
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from fedloom.cli.output import say
 
-TICK = 1.0  # seconds between two looks at what runs
+TICK = 0.5  # seconds between two looks at what runs
 
 
 def tend_until_stopped(tend: Callable[[], None], beat: Callable[[], None]) -> None:

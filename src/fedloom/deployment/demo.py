@@ -25,7 +25,7 @@ from fedloom.federation.records import Federation, Records
 from fedloom.runs.files import write_atomically
 from fedloom.streams import Streams
 
-TICK = 1.0
+TICK = 0.5  # seconds between two looks at what runs
 POLICY = """\
 # Agrees to what the demonstration runs, which is not private.
 methods = ["{method}"]

@@ -141,9 +141,9 @@ class ServerDirectory:
     def invite(self, silo: str) -> Path:
         """A new invitation, which makes the silo's older ones worthless, with a one-time code."""
         self.charter.index(silo)
-        if line := self.keys_admitted().get(silo):
+        if line := self.key_admitted(silo):
             # Whoever is admitted needs another invitation because its certificate has ended.
-            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
+            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
         code = make_code(self.keys, silo)
         path = self.invitation(silo)
         write_atomically(path, Invitation(silo, self.charter, self.authority, code).to_toml().encode(), 0o600)
@@ -171,7 +171,7 @@ class ServerDirectory:
         ends = make_server_certificate(self.keys, self.charter.host)
         Trail(self.path / AUDIT).note("renewed", {"until": f"{ends:%Y-%m-%d}"})
         for silo, line in self.keys_admitted().items():
-            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line.strip()))
+            write_atomically(self.certificate(silo), make_silo_certificate(self.keys, silo, line))
         return ends
 
     @property
@@ -195,11 +195,14 @@ class ServerDirectory:
         (self.pending / f"{silo}.pub").unlink(missing_ok=True)
         return silo, fingerprint(line)
 
+    def key_admitted(self, silo: str) -> bytes:
+        """The public key of a silo, as one line; empty while it is not admitted."""
+        path = self.admitted / f"{silo}.pub"
+        return path.read_bytes().strip() if path.is_file() else b""
+
     def keys_admitted(self) -> dict[str, bytes]:
         """The public key of each silo that was admitted."""
-        return {
-            silo: path.read_bytes() for silo in self.charter.silos if (path := self.admitted / f"{silo}.pub").is_file()
-        }
+        return {silo: key for silo in self.charter.silos if (key := self.key_admitted(silo))}
 
 
 @dataclass(frozen=True)
@@ -337,7 +340,7 @@ def known_fingerprints(path: Path) -> dict[str, str]:
     if SiloDirectory.is_at(path):
         silo, line = read_public_key(SiloDirectory.open(path).public_key)
         return {silo: fingerprint(line)}
-    return {silo: fingerprint(line.strip()) for silo, line in ServerDirectory.open(path).keys_admitted().items()}
+    return {silo: fingerprint(line) for silo, line in ServerDirectory.open(path).keys_admitted().items()}
 
 
 def _new(path: Path) -> None:

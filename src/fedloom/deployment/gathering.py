@@ -68,7 +68,7 @@ def gather(home: ServerDirectory, folder: RunFolder, run: str, wire: Wire, journ
 def accepted(home: ServerDirectory, bundle: Bundle, statement: Statement) -> Bundle:
     """The bundle with one statement more, if nothing is wrong with that."""
     silo = statement.silo
-    key = home.keys_admitted().get(silo, b"").decode().strip()
+    key = home.key_admitted(silo).decode()
     grown = bundle.having(statement, key)
     alone = replace(grown, keys={silo: key}, statements=(statement,))
     wrong = [flaw.sentence for flaw in verify(alone) if flaw.silo == silo and not flaw.unguarded]

@@ -93,7 +93,7 @@ class Joining:
         command = [
             sys.executable,
             "-m",
-            "fedloom.deployment.worker",
+            "fedloom.deployment.worker_process",
             str(home),
             str(data),
             str(self._runtime / "worker"),

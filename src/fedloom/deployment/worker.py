@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
-import sys
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Listener
 from pathlib import Path
 
 import torch
@@ -23,7 +20,6 @@ from fedloom.engines.flower.grants import Grant, training_device
 from fedloom.engines.flower.secure_silo import SecureSiloService
 from fedloom.engines.flower.silo import SiloService
 from fedloom.engines.flower.work import RefusedError
-from fedloom.errors import FedloomError
 from fedloom.methods.base import Method
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.registry import allow_only
@@ -87,27 +83,3 @@ def device_of(policy: Policy) -> str:
     """What a person is told of where a silo trains."""
     device = training_device(policy.device, private=policy.privacy == "dp-sgd")
     return f"cuda, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
-
-
-def main(home: str, data: str, socket: str, source: str = "") -> None:
-    """Serve until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; 'join' stops this in order
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        answer = answering(Path(home), Path(data), source)
-    except FedloomError as error:
-        log.error("%s", error)
-        sys.exit(2)
-    Path(socket).unlink(missing_ok=True)
-    with Listener(socket, family="AF_UNIX") as listener:
-        log.info("ready")
-        while True:
-            try:
-                with listener.accept() as connection:
-                    connection.send_bytes(answer(Frame.of_bytes(connection.recv_bytes())).to_bytes())
-            except (EOFError, OSError, FedloomError) as error:  # who asked is gone, or did not ask in our words
-                log.warning("a question came to nothing: %s", error)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -12,12 +12,14 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.flower.round_store import RoundStore
 from fedloom.engines.flower.silo import Grant
+from fedloom.engines.flower.work import experiment_in
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
+from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
 from local_grid import Deployment, Handler
 from support import NARROW, equal_bits, names_in, tiny_config
@@ -123,6 +125,22 @@ def test_what_silos_keep_stays_with_them(tmp_path: Path) -> None:
     for number, silo in enumerate(deployment.federation.silos):
         kept = RoundStore(deployment.home(number) / "rounds" / "run-1").state_before(config.rounds + 1)
         assert equal_bits(kept.tensors, theirs[silo.name])
+
+
+def test_a_silo_reads_an_experiment_once_however_many_rounds_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All silos are in this process, and have the text of the one experiment; each opens its own report once."""
+    opened, opening = list[Path](), RunFolder.open
+    monkeypatch.setattr(RunFolder, "open", lambda path: opened.append(path) or opening(path))
+    experiment_in.cache_clear()
+    config = tiny_config("method.name=fissionvae", "rounds=4")
+    deployment = Deployment(tmp_path, config, build_federation(config.data, Streams(config.seed)))
+    deployment.run()
+    silos = len(deployment.federation)
+    assert (experiment_in.cache_info().misses, experiment_in.cache_info().hits) == (1, 4 * silos - 1)
+    reports = [deployment.home(silo) / "runs" / "run-1" for silo in range(silos)]
+    assert sorted(path for path in opened if path in reports) == sorted(reports)
 
 
 def test_losses_are_in_the_reports_of_silos_alone(tmp_path: Path) -> None:

@@ -104,15 +104,14 @@ class Hub:
         end = time.monotonic() + seconds
         while True:
             with self.answered:
-                states = [self._mailbox.state(number) for number in numbers]
-                found = [state[2] for state in states if state and state[0] != OPEN and state[2]]
+                found = self._mailbox.answers(numbers)
                 if found or time.monotonic() > end:
                     return found
                 self.answered.wait(max(0.0, min(seconds, end - time.monotonic())))
 
-    def took(self, number: str) -> None:
-        """A run has the answer; it stays for one that goes on in its place, until a later round."""
-        self._mailbox.done(number)
+    def took(self, numbers: list[str]) -> None:
+        """A run has the answers; they stay for one that goes on in its place, until a later round."""
+        self._mailbox.done(*numbers)
 
     def finished(self, run: str) -> None:
         """A run is over, and nothing of it is asked for any more."""

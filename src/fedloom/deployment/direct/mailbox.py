@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -68,10 +69,11 @@ class Mailbox(Database):
             self._name(letter)
             return True
 
-    def done(self, number: str) -> None:
-        """Nobody waits for the answer any more."""
+    def done(self, *numbers: str) -> None:
+        """Nobody waits for these answers any more."""
+        change = "UPDATE letters SET state = ? WHERE number IN (SELECT value FROM json_each(?))"
         with self._turn, self._explained():
-            self._connection.execute("UPDATE letters SET state = ? WHERE number = ?", (DONE, number))
+            self._connection.execute(change, (DONE, json.dumps(numbers)))
 
     def undone(self, number: str) -> None:
         """Whether the answer was taken is to be asked again."""
@@ -100,6 +102,14 @@ class Mailbox(Database):
         """The answers that nobody has taken yet, oldest first."""
         with self._turn:
             rows = self._rows("SELECT answer FROM letters WHERE state = ? ORDER BY rowid", ANSWERED)
+        return [Letter.of_bytes(row[0]) for row in rows]
+
+    def answers(self, numbers: list[str]) -> list[Letter]:
+        """The answers to some of the orders, as far as they are here, oldest order first."""
+        among = "number IN (SELECT value FROM json_each(?))"
+        query = f"SELECT answer FROM letters WHERE {among} AND state != ? AND answer NOT NULL ORDER BY rowid"
+        with self._turn:
+            rows = self._rows(query, json.dumps(numbers), OPEN)
         return [Letter.of_bytes(row[0]) for row in rows]
 
     def names(self, number: str, digest: str) -> bool:

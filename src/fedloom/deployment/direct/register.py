@@ -60,13 +60,13 @@ class Register:
                 raise NotAdmittedError(
                     f"this invitation of silo '{silo}' holds no more: ask the coordinator for another"
                 )
-        elif self.home.keys_admitted().get(silo, b"").strip() != peer.key:
+        elif self.home.key_admitted(silo) != peer.key:
             raise NotAdmittedError(f"silo '{silo}' is not admitted with this key")
 
     def certificate(self, peer: Peer, line: bytes) -> str:
         """The newest certificate of a silo's key; empty while it is not admitted, which is then asked for."""
         silo = peer.silo
-        admitted = self.home.keys_admitted().get(silo, b"").strip()
+        admitted = self.home.key_admitted(silo)
         if admitted == line:
             path = self.home.certificate(silo)
             return path.read_text(encoding="utf-8") if path.is_file() else ""

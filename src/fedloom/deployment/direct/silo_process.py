@@ -19,6 +19,7 @@ from fedloom.deployment.direct.mailbox import Mailbox
 from fedloom.deployment.direct.parts import PartStore
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import DEVICE, ask_worker
+from fedloom.deployment.processes import loading
 from fedloom.deployment.signing import Signatory
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import FedloomError
@@ -37,7 +38,8 @@ def main(folder: str, proxy: str, worker: str, data: str = "", source: str = "")
         if worker:
             asking: Answering = partial(ask_worker, Path(worker))
         else:
-            from fedloom.deployment.worker import answering
+            with loading():
+                from fedloom.deployment.worker import answering
 
             asking = answering(Path(folder), Path(data), source)
         device = str(asking(Frame({"kind": DEVICE})).header["device"])

@@ -100,8 +100,8 @@ class DirectWire:
     def answer(self, timeout: float) -> Answer | None:
         """The next one that has come, or a problem with one that has not."""
         if not self._come and self._waiting:
-            for text in self._calls.call("answers", numbers=list(self._waiting), seconds=timeout):
-                self._take(Letter.of_bytes(text.encode()))
+            texts = self._calls.call("answers", numbers=list(self._waiting), seconds=timeout)
+            self._take([Letter.of_bytes(text.encode()) for text in texts])
             self._give_up()
         elif not self._come:
             time.sleep(timeout)
@@ -127,12 +127,14 @@ class DirectWire:
             self._waiting.clear()
             self._calls.close()
 
-    def _take(self, letter: Letter) -> None:
-        """An answer as a frame, to everyone who has asked for it."""
-        frame = letter.frame(self._parts.read({part.sha256 for part in letter.parts}))
-        self._calls.call("took", number=letter.number)
-        for asked in self._waiting.pop(letter.number):
-            self._put(asked, frame)
+    def _take(self, letters: list[Letter]) -> None:
+        """Answers as frames, each to everyone who has asked for it."""
+        frames = [letter.frame(self._parts.read({part.sha256 for part in letter.parts})) for letter in letters]
+        if letters:
+            self._calls.call("took", numbers=[letter.number for letter in letters])
+        for letter, frame in zip(letters, frames, strict=True):
+            for asked in self._waiting.pop(letter.number):
+                self._put(asked, frame)
 
     def _give_up(self) -> None:
         now = time.monotonic()

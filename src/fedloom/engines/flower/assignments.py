@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
 from fedloom.engines.base import Task
 from fedloom.engines.flower.frames import Frame
@@ -49,7 +48,6 @@ class Assignment:
     task: Task
     digest: str  # of all that determines what comes of it
     round_store: RoundStore
-    folder: Path  # of the silo's own report
 
 
 def digest_of(frame: Frame) -> str:

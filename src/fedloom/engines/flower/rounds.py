@@ -167,8 +167,10 @@ class FlowerEngine:
             owed.delays = owed.delays or context.round
         while not self._over(progress):
             self._ask(progress)
-            if answer := self._wire.answer(TICK):
+            answer = self._wire.answer(TICK)
+            while answer is not None:  # all that have come, before anybody is looked after
                 self._take(answer, progress)
+                answer = self._wire.answer(0.0)
         for silo in progress.awaited:
             lost = "".join(f", and without '{name}', which was due from it" for name in self._due(silo, context.round))
             self._journal(Event(context.round, self._silos[silo], "missing", f"the round went on without it{lost}"))

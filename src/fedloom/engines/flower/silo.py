@@ -25,6 +25,7 @@ from fedloom.engines.flower.round_store import KeptRound, RoundStore
 from fedloom.engines.flower.statement_frames import bundle_in, words_frame
 from fedloom.engines.flower.stating import words_of
 from fedloom.engines.flower.work import (
+    EXPERIMENTS,
     Order,
     RefusedError,
     coming_down,
@@ -54,7 +55,6 @@ log = logging.getLogger(__name__)
 
 
 NOTHING_DECLARED: Mapping[str, int] = MappingProxyType({})
-LOADED = 3  # experiments that stay ready at once
 
 
 UNDECIDED = Grant(0.0)  # what a trainer with secret noise is prepared for
@@ -82,6 +82,7 @@ class SiloService:
         self._pacemaker = pacemaker or Pacemaker()
         self._silo = federation.silos[index]
         self._declared, self._prepared = declared, dict[Hashable, Prepared]()
+        self._reports = dict[str, RunFolder]()  # by run
         self._trail = Trail(home / AUDIT)
 
     def answer(self, frame: Frame) -> Frame:
@@ -140,7 +141,7 @@ class SiloService:
             received = received_in(frame, plan, site, {} if order.context.round == BEFORE else prepared.expected)
         if order.config.engine.threads:  # their number may change the last bit
             torch.set_num_threads(order.config.engine.threads)
-        round_store, folder = RoundStore(self._home / "rounds" / order.run), self._home / "runs" / order.run
+        round_store, folder = RoundStore(self._home / "rounds" / order.run), self._report_of(order.run)
         self._check_experiment(order, round_store, folder)
         round_store.require_space(prepared.size)
         task = Task(
@@ -150,7 +151,7 @@ class SiloService:
             state=self._state(round_store, folder, order.context.round),
             mechanism=prepared.privacy.mechanism(order.context.round) if prepared.privacy else None,
         )
-        return Assignment(order, prepared, task, digest_of(frame), round_store, folder)
+        return Assignment(order, prepared, task, digest_of(frame), round_store)
 
     def _trained(self, assignment: Assignment) -> Result:
         """All that looks at records is sealed: one that cannot be computed counts for nothing.
@@ -243,7 +244,7 @@ class SiloService:
             )
             known = replace(known, trainer=trainer, privacy=privacy, grant=grant)
         self._prepared[key] = known
-        for oldest in list(self._prepared)[:-LOADED]:
+        for oldest in list(self._prepared)[:-EXPERIMENTS]:
             del self._prepared[oldest]
         return known
 
@@ -293,17 +294,28 @@ class SiloService:
         if self._index not in self._drawn(order.config, context.round):
             raise RefusedError(f"silo '{self._silo.name}' was not drawn for round {context.round}")
 
-    def _check_experiment(self, order: Order, round_store: RoundStore, folder: Path) -> None:
+    def _report_of(self, run: str) -> RunFolder | None:
+        """The silo's own report of a run, if there is one yet; its settings, which do not change, are read once."""
+        path = self._home / "runs" / run
+        known = self._reports.pop(run, None)
+        if not path.is_dir():
+            return None
+        self._reports[run] = found = known or RunFolder.open(path)
+        for oldest in list(self._reports)[:-EXPERIMENTS]:
+            del self._reports[oldest]
+        return found
+
+    def _check_experiment(self, order: Order, round_store: RoundStore, folder: RunFolder | None) -> None:
         """A run's name stands for one experiment: what was kept of it must not go into another."""
         known = {round_store.entry(kept).experiment for kept in round_store.rounds()}
-        if folder.is_dir():
-            known.add(RunFolder.open(folder).config.digest())
+        if folder:
+            known.add(folder.config.digest())
         if known - {order.config.digest()}:
             raise RefusedError(f"silo '{self._silo.name}' knows run '{order.run}' as another experiment")
 
-    def _state(self, round_store: RoundStore, folder: Path, number: int) -> SiloState:
+    def _state(self, round_store: RoundStore, folder: RunFolder | None, number: int) -> SiloState:
         """What the silo had kept before a round; that it has lost something is no reason to start afresh."""
-        rows = RunFolder.open(folder).metrics() if folder.is_dir() else []
+        rows = folder.metrics() if folder else []
         before = [row["round"] for row in rows if row["round"] < number]
         if before and not any(kept < number for kept in round_store.rounds()):
             raise RefusedError(
@@ -321,11 +333,11 @@ class SiloService:
 
     def _report(self, assignment: Assignment) -> None:
         """The silo's own run folder, which nobody else gets to see: nothing leaves before its lines are there."""
-        path, order = assignment.folder, assignment.order
-        number, known = order.context.round, path.is_dir()
+        order, number = assignment.order, assignment.order.context.round
         entry = assignment.round_store.entry(number)
-        folder = RunFolder.open(path) if known else RunFolder.create(path, order.config)
-        if not known:
+        folder = self._report_of(order.run)
+        if folder is None:
+            folder = RunFolder.create(self._home / "runs" / order.run, order.config)
             folder.note({"engine": f"flower, the own report of silo '{self._silo.name}'"})
         left = [] if entry.egress in folder.egress() else [entry.egress]
         if number == BEFORE:

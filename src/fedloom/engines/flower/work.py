@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # a silo names folders by it
 # No weight that was learned comes near it. The bound on a gradient holds at every scale, so no promise rests on this:
 # it keeps whoever sets weights away from the edge of what float32 holds.
 LARGEST = 1e9
+EXPERIMENTS = 3  # that stay ready at once
 
 
 class RefusedError(FedloomError):
@@ -81,11 +83,17 @@ class Order:
             context = RoundContext(
                 int(header["round"]), int(header["rounds"]), tuple(int(silo) for silo in header["participants"])
             )
-            config = parse(Config, tomllib.loads(str(header["experiment"])))
             groups, group = tuple(str(name) for name in header.get("groups", ())), str(header.get("group", ""))
+            config = experiment_in(str(header["experiment"]))
             return cls(run, config, context, int(header["settled"]), str(header["version"]), groups, group)
         except (KeyError, ValueError, TypeError, OverflowError, ConfigError) as error:
             raise FedloomError(f"this is no task that this version can read: {error}") from error
+
+
+@lru_cache(EXPERIMENTS)
+def experiment_in(text: str) -> Config:
+    """The experiment that a task is of: the same text with every round, and read once."""
+    return parse(Config, tomllib.loads(text))
 
 
 def version_of(frame: Frame) -> str:
