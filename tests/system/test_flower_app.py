@@ -16,7 +16,8 @@ import pytest
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
-from fedloom.deployment.flower.folder import FlowerApp
+from fedloom.deployment.flower.folder import write_app
+from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.processes import Child, Household, free_port
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
@@ -103,7 +104,7 @@ def test_in_a_federation_of_others_silos_learn_what_the_reference_engine_learns(
         wire="flower",
     )
     train(config, tmp_path / "reference", federation)
-    FlowerApp(config, charter, RULES, "runs/first").write(tmp_path / "app")
+    write_app(HostedRun(config, charter, RULES, "runs/first"), tmp_path / "app")
     with standing(tmp_path / "others", federation) as others:
         said = others.run(tmp_path / "app")
         run = others.folder / "runs" / "first"

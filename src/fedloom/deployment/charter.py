@@ -23,14 +23,14 @@ class Charter:
     """A federation's name and address, its silos with their groups, and what one record is like."""
 
     name: str
-    address: str = ""  # where silos reach the server, host:port; in a Flower federation that is its operator's matter
+    address: str = ""  # where silos reach the server, host:port; in a federation of others that is their matter
     silos: dict[str, str]  # name -> group; their order numbers both
     shape: tuple[int, ...]  # of one record
     modality: str = ""  # what a record is; empty: an image or a vector, as its shape says
     classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
     # The most records that each silo will ever claim, which are its weight; empty: all silos weigh the same.
     records: dict[str, int] = field(default_factory=dict)
-    wire: Literal["direct", "flower"] = "direct"  # by which silos and server speak
+    wire: Literal["direct", "flower", "nvflare"] = "direct"  # by which silos and server speak
 
     def __post_init__(self) -> None:
         if not self.silos:
