@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -28,6 +29,11 @@ class SiloExecutor(Executor):
         # One thread for all tasks: how torch treats the smallest numbers is a setting of a thread's own.
         self._hand = ThreadPoolExecutor(1)
         self._awake = lru_cache(maxsize=1)(awake)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
+        """Let the thread end with the job."""
+        if event_type == EventType.END_RUN:
+            self._hand.shutdown(wait=False)
 
     def execute(  # a task under way is not cut short: what it has paid for would be lost
         self,

@@ -15,7 +15,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
-from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.private.admin_defs import Message, error_reply
 from nvflare.private.defs import SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
@@ -24,7 +24,10 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from fedloom.deployment.nvflare.job import SITE_CONFIG, SITE_TEXT
 from fedloom.deployment.nvflare.kit import VERSION
 
-LARGEST = 2**20  # bytes of a signature
+SIGNATURES = {
+    f"{folder}{name}" for folder in ("", "config/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+}
+LARGEST = 2**20  # bytes of one
 TOPICS = frozenset(
     {
         TrainingTopic.DEPLOY,
@@ -81,9 +84,9 @@ def objection(app: object) -> str:
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:  # type: ignore[arg-type]
             files = [entry for entry in archive.infolist() if not entry.is_dir()]
-            names = [entry.filename for entry in files if entry.filename.split("/")[-1] != NVFLARE_SIG_FILE]
+            names = [entry.filename for entry in files if entry.filename not in SIGNATURES]
             if names != [SITE_CONFIG] or any(entry.file_size > LARGEST for entry in files):
-                return f"it holds {sorted(entry.filename for entry in files)}"
+                return f"it holds {', '.join(sorted(entry.filename for entry in files))}"
             return "" if archive.read(SITE_CONFIG) == SITE_TEXT else f"its {SITE_CONFIG} is another"
     except (TypeError, OSError, zipfile.BadZipFile) as error:
         return f"it is no archive ({error})"

@@ -24,7 +24,6 @@ SITE_CONFIG = "config/config_fed_client.json"
 SITE_TEXT = json.dumps(
     {
         "format_version": 2,
-        "default_task_fetch_interval": 0.1,
         "executors": [{"tasks": [TASK], "executor": {"path": EXECUTOR, "args": {}}}],
         "task_data_filters": [],
         "task_result_filters": [],
@@ -47,6 +46,7 @@ def write_job(hosted: HostedRun, folder: Path) -> None:
     }
     server = {
         "format_version": 2,
+        "server": {"task_request_interval": 0.2},  # seconds after which a site asks for its next task; else 2
         "workflows": [{"id": TASK, "path": CONDUCTOR, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
