@@ -68,12 +68,12 @@ class Charter:
         return parse(cls, {"wire": "flower", **mapping})  # which a charter of an earlier version does not say
 
     def require_direct(self, path: Path) -> None:
-        """Complain of what was founded by an earlier version, which started Flower's servers itself."""
+        """Complain of what belongs to a federation of others, or to an earlier version, which started Flower itself."""
         if self.wire != "direct":
             raise ConfigError(
-                f"{path} names the wire 'flower', whose servers fedloom does not run any more: found the federation "
-                "anew with 'fedloom federation init', or run experiments in a Flower federation that others run "
-                "('fedloom federation app')"
+                f"{path} names the wire '{self.wire}', whose servers fedloom does not run any more: found the "
+                "federation anew with 'fedloom federation init', or run experiments in a federation that others run "
+                "('fedloom federation app' for Flower, 'job' for NVFlare)"
             )
 
     def to_mapping(self) -> dict[str, Any]:

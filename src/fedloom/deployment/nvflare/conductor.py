@@ -85,12 +85,12 @@ class JobSites:
                 return came(None, f"NVFlare says {code}")
             try:
                 return came(Frame.of_bytes(client_task.result[FRAME]), "")
-            except (FedloomError, KeyError, TypeError) as error:
+            except (FedloomError, KeyError) as error:
                 return came(None, f"its answer is none of fedloom's: {error}")
 
         def done(task: Task, fl_ctx: FLContext) -> None:  # noqa: ARG001
             if task.completion_status != TaskCompletionStatus.OK:  # after an answer nobody listens any more
-                came(None, f"NVFlare says {task.completion_status}")
+                came(None, f"NVFlare says {task.completion_status.value}")
 
         task = Task(name=TASK, data=data, result_received_cb=received, task_done_cb=done)
         self._conductor.send(task, self._fl_ctx, targets=[site])

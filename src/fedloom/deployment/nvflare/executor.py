@@ -45,7 +45,7 @@ class SiloExecutor(Executor):
         """The answer to a task."""
         try:
             frame, charter = Frame.of_bytes(shareable[FRAME]), str(shareable[CHARTER])
-        except (FedloomError, KeyError, TypeError):
+        except (FedloomError, KeyError):
             return make_reply(ReturnCode.BAD_TASK_DATA)
         if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)

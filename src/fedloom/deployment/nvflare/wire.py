@@ -28,7 +28,7 @@ class Sites(Protocol):
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Assigned:
     """A question that waits for its answer."""
 
     question: Question
@@ -43,7 +43,7 @@ class NVFlareWire:
     def __init__(self, sites: Sites, silos: Container[str]) -> None:
         self._sites, self._silos = sites, silos
         self._inbox = Inbox()
-        self._waiting: dict[int, _Asked] = {}  # whoever takes one out of it says what came of it
+        self._waiting: dict[int, _Assigned] = {}  # whoever takes one out of it says what came of it
 
     def online(self) -> dict[str, int]:
         """The sites of silos that are there."""
@@ -53,9 +53,9 @@ class NVFlareWire:
         """A task for each; a site takes them one after the other."""
         self._inbox.expect(questions)
         for question in questions:
-            asked = _Asked(question, time.monotonic(), patience)
-            self._waiting[id(asked)] = asked
-            asked.cancel = self._sites.assign(question.silo, question.frame, self._came(asked))
+            assigned = _Assigned(question, time.monotonic(), patience)
+            self._waiting[id(assigned)] = assigned
+            assigned.cancel = self._sites.assign(question.silo, question.frame, self._came(assigned))
 
     def answer(self, timeout: float) -> Answer | None:
         """The next answer, or the problem that one has not come."""
@@ -70,31 +70,31 @@ class NVFlareWire:
     def withdraw(self, silo: str, round: int) -> None:
         """Its tasks are cancelled, and what it may still say of them is not read."""
         self._inbox.withdraw(silo, round)
-        for asked in list(self._waiting.values()):
-            if (asked.question.silo, asked.question.round) == (silo, round):
-                self._drop(asked)
+        for assigned in list(self._waiting.values()):
+            if (assigned.question.silo, assigned.question.round) == (silo, round):
+                self._drop(assigned)
 
     def close(self) -> None:
         """Cancel what is open."""
-        for asked in list(self._waiting.values()):
-            self._drop(asked)
+        for assigned in list(self._waiting.values()):
+            self._drop(assigned)
 
-    def _came(self, asked: _Asked) -> Came:
+    def _came(self, assigned: _Assigned) -> Came:
         def came(frame: Frame | None, problem: str) -> None:
-            if self._waiting.pop(id(asked), None):  # else it was answered, given up or withdrawn
-                self._inbox.put(asked.question, asked.start, frame, problem)
+            if self._waiting.pop(id(assigned), None):  # else it was answered, given up or withdrawn
+                self._inbox.put(assigned.question, assigned.start, frame, problem)
 
         return came
 
     def _give_up(self) -> None:
         now = time.monotonic()
-        for asked in list(self._waiting.values()):
-            if now - asked.start > asked.patience and self._drop(asked):
-                self._inbox.put(asked.question, asked.start, None, f"no answer in {asked.patience:g} seconds")
+        for assigned in list(self._waiting.values()):
+            if now - assigned.start > assigned.patience and self._drop(assigned):
+                self._inbox.put(assigned.question, assigned.start, None, f"no answer in {assigned.patience:g} seconds")
 
-    def _drop(self, asked: _Asked) -> bool:
+    def _drop(self, assigned: _Assigned) -> bool:
         """Cancel one that nothing has come of; says whether this was so."""
-        if not self._waiting.pop(id(asked), None):
+        if not self._waiting.pop(id(assigned), None):
             return False
-        asked.cancel()
+        assigned.cancel()
         return True
