@@ -135,13 +135,24 @@ ARGUED = SITE_TEXT.replace(b'"args": {}', b'"args": {"data": "/etc"}')
         archive(**{"custom/evil.py": b"import os"}),
         archive(**{SITE_CONFIG: OTHER}),
         archive(**{SITE_CONFIG: ARGUED}),
+        archive(**{"custom/": b""}),
         archive(**{"config/config_fed_client.conf": b"{}"}),
         archive(**{"../local/resources.json": b"{}"}),
         archive(**{"config/.__nvfl_sig.json": bytes(2**20 + 1)}),
         b"no archive",
         None,
     ],
-    ids=["code", "other class", "arguments", "second configuration", "outside", "huge", "no archive", "nothing"],
+    ids=[
+        "code",
+        "other class",
+        "arguments",
+        "folder",
+        "second configuration",
+        "outside",
+        "huge",
+        "no archive",
+        "nothing",
+    ],
 )
 def test_any_other_app_than_fedloom_s_is_refused_before_it_is_written(
     processors: list[Any], rights: None, app: object

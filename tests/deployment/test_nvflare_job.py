@@ -55,6 +55,7 @@ def kit(tmp_path: Path) -> Path:
     settings = {"format_version": 2, "servers": [], "client": {"fqsn": "north"}}
     (tmp_path / "kit" / "startup" / "fed_client.json").write_text(json.dumps(settings))
     (tmp_path / "kit" / "local" / "resources.json.default").write_text("{}")
+    (tmp_path / "north.csv").write_text("age\n50\n")
     return tmp_path / "kit"
 
 
@@ -71,6 +72,9 @@ def test_a_hardened_kit_allows_one_class_no_code_and_no_logs(kit: Path, tmp_path
     assert set(rights) == set(ROLES)
     for role in ROLES:
         assert {rights[role][right] for right in ("byoc", "shell_commands", "operate", "download_job")} == {"none"}
+    said = (kit / "local" / "log_config.json").read_text()
+    assert '"()"' not in said  # which is called
+    assert "ext://" not in said
     seat = tomllib.loads((kit / "local" / "fedloom.toml").read_text())
     assert seat == {"home": str(tmp_path / "home"), "data": str(tmp_path / "north.csv")}
 
@@ -101,3 +105,12 @@ def test_startup_settings_that_are_not_a_site_s_are_refused(
     (kit / "startup" / "fed_client.json").write_text(settings)
     with pytest.raises(ConfigError, match=reason):
         harden(kit, tmp_path, tmp_path)
+
+
+def test_records_that_are_not_there_are_asked_for(kit: Path, tmp_path: Path) -> None:
+    command = ("federation", "harden", str(kit), "--home", str(tmp_path / "home"), "--data", str(tmp_path / "none.csv"))
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "is not there" in " ".join(found.output.split())
+    done = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "north.csv")], catch_exceptions=False)
+    assert (done.exit_code, "north" in done.output) == (0, True)

@@ -87,7 +87,7 @@ def harden(
     say_facts(
         {
             "site": site,
-            "written": f"resources.json, authorization.json and fedloom.toml in {kit / 'local'}",
+            "written": f"resources, authorization and log_config.json, and fedloom.toml, in {kit / 'local'}",
             "policy": f"{home / 'policy.toml'}, which agrees to nothing at first",
             "next": f"start the site with NVFlare {VERSION}",
         }

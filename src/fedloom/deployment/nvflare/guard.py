@@ -27,7 +27,7 @@ from fedloom.deployment.nvflare.kit import VERSION
 SIGNATURES = {
     f"{folder}{name}" for folder in ("", "config/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 }
-LARGEST = 2**20  # bytes of one
+LARGEST = 2**20  # bytes of an entry
 TOPICS = frozenset(
     {
         TrainingTopic.DEPLOY,
@@ -83,10 +83,10 @@ def objection(app: object) -> str:
     """Why an app is not exactly the one that fedloom writes for sites; a signature may lie beside."""
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:  # type: ignore[arg-type]
-            files = [entry for entry in archive.infolist() if not entry.is_dir()]
-            names = [entry.filename for entry in files if entry.filename not in SIGNATURES]
-            if names != [SITE_CONFIG] or any(entry.file_size > LARGEST for entry in files):
-                return f"it holds {', '.join(sorted(entry.filename for entry in files))}"
+            held = archive.infolist()
+            names = [entry.filename for entry in held if entry.filename not in {*SIGNATURES, "config/"}]
+            if names != [SITE_CONFIG] or any(entry.file_size > LARGEST for entry in held):
+                return f"it holds {', '.join(sorted(entry.filename for entry in held))}"
             return "" if archive.read(SITE_CONFIG) == SITE_TEXT else f"its {SITE_CONFIG} is another"
     except (TypeError, OSError, zipfile.BadZipFile) as error:
         return f"it is no archive ({error})"

@@ -10,7 +10,7 @@ import tomli_w
 
 from fedloom.deployment.nvflare.job import EXECUTOR
 from fedloom.errors import ConfigError
-from fedloom.runs.files import explained, write_atomically
+from fedloom.runs.files import explained, write_atomically, write_json
 
 VERSION = "2.9.0"  # of NVFlare, whose inside the guard knows
 SEAT = "fedloom.toml"  # in the kit's folder 'local'
@@ -33,6 +33,22 @@ COMPONENTS = {
     "resource_consumer": "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
     "process_launcher": "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
 }
+LOGGING = {  # in place of the kit's own, which may name what is called for it
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {
+        "console": {"class": "logging.StreamHandler", "formatter": "plain"},
+        "file": {
+            "class": "logging.handlers.RotatingFileHandler",
+            "formatter": "plain",
+            "filename": "log.txt",
+            "maxBytes": 20 * 2**20,
+            "backupCount": 10,
+        },
+    },
+    "root": {"level": "INFO", "handlers": ["console", "file"]},
+}
 NEEDED = {"resource_manager": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}}  # arguments
 
 
@@ -41,19 +57,20 @@ def harden(kit: Path, home: Path, data: Path, source: str = "") -> str:
     with explained(kit / "startup" / "fed_client.json"):
         text = (kit / "startup" / "fed_client.json").read_text(encoding="utf-8")
     name = _name_in(_settings(text))
+    if not data.exists():
+        raise ConfigError(f"--data {data} is not there")
     for found in sorted((*kit.glob("*/*resources.json"), *kit.glob("*/custom"), kit / "local" / "privacy.json")):
         if found.exists() and found != kit / "local" / "resources.json":
             raise ConfigError(f"{found} could have this site do what nobody here has agreed to; remove it first")
     seat = {"home": str(home.absolute()), "data": str(data.absolute()), "source": source}
-    files = {
-        "resources.json": json.dumps(_resources(), indent=2),
-        "authorization.json": json.dumps(
-            {"format_version": "1.0", "permissions": dict.fromkeys(ROLES, RIGHTS)}, indent=2
-        ),
-        SEAT: tomli_w.dumps({key: value for key, value in seat.items() if value}),
+    settings = {
+        "resources.json": _resources(),
+        "authorization.json": {"format_version": "1.0", "permissions": dict.fromkeys(ROLES, RIGHTS)},
+        "log_config.json": LOGGING,
     }
-    for name_of_file, content in files.items():
-        write_atomically(kit / "local" / name_of_file, content.encode())
+    for file, content in settings.items():
+        write_json(kit / "local" / file, content)
+    write_atomically(kit / "local" / SEAT, tomli_w.dumps({key: value for key, value in seat.items() if value}).encode())
     return name
 
 
