@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 
 def main(kit: str, *orders: str) -> None:
-    """Orders are ``submit:FOLDER`` and ``cat:SITE:FILE``."""
+    """Orders are ``cat:SITE:FILE``, ``submit:FOLDER``, and ``abort:FOLDER:LOG``, once that log has three rounds."""
     session = new_secure_session("admin@others.org", kit, timeout=60)
-    found: list[Any] = []
     try:
-        for order in orders:
-            what, _, about = order.partition(":")
-            if what == "cat":
-                site, _, file = about.partition(":")
-                found.append(session.cat_target(site, file=file))
-            else:
-                _, meta = session.monitor_job_and_return_job_meta(session.submit_job(about), timeout=240)
-                found.append({key: (meta or {}).get(key) for key in ("status", "job_deploy_detail")})
+        found = [done(session, *order.split(":")) for order in orders]
     finally:
         session.close()
     print(f"\n{json.dumps(found)}")
+
+
+def done(session: Session, what: str, about: str, file: str = "") -> Any:
+    if what == "cat":
+        return session.cat_target(about, file=file)
+    job = session.submit_job(about)
+    if what == "abort":
+        while not Path(file).exists() or len(Path(file).read_text().splitlines()) < 3:
+            time.sleep(0.05)
+        session.abort_job(job)
+    _, meta = session.monitor_job_and_return_job_meta(job, timeout=240)
+    return {key: (meta or {}).get(key) for key in ("status", "job_deploy_detail")}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(not importlib.util.find_spec("nvflare"), reason="needs the extra 'nvflare'"),
 ]
+ROUNDS = 12  # so many that an admin can abort the job in between
 ADMIN, PLAIN = "admin@others.org", "plain"  # an admin who may do anything, and a site as NVFlare provisions it
 BUILDERS = {
     "nvflare.lighter.impl.workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
@@ -139,7 +140,8 @@ def test_in_a_federation_of_others_sites_learn_what_the_reference_engine_learns_
     tmp_path: Path,
 ) -> None:
     noise = ("privacy.mechanism=dp-sgd", "privacy.epsilon=8.0", "privacy.noise=test", "privacy.accountant=filter")
-    config = config_of("method.name=fedvae", "data.source=mnist-sample", "data.silos=3", "local.batch_size=8", *noise)
+    silos = ("data.source=mnist-sample", "data.silos=3", "local.batch_size=8")
+    config = config_of("method.name=fedvae", f"rounds={ROUNDS}", *silos, *noise)
     federation = build_federation(config.data, Streams(config.seed))
     assert len(federation.silos) == 3
     charter = Charter(
@@ -155,10 +157,12 @@ def test_in_a_federation_of_others_sites_learn_what_the_reference_engine_learns_
     write_job(HostedRun(config, charter, RULES, "runs/first"), job)
     site = federation.silos[0].name
     with standing(tmp_path / "others", federation, private(8.0, "test")) as others:
-        plain, hardened, code, other, done = others.admin(
+        run = others.folder / "runs" / "first"
+        plain, hardened, code, other, aborted, done = others.admin(
             f"cat:{PLAIN}:startup/fed_client.json",
             f"cat:{site}:startup/fed_client.json",
             *(f"submit:{attack}" for attack in attacks(job, tmp_path)),
+            f"abort:{job}:{run / 'metrics.jsonl'}",
             f"submit:{job}",
         )
         assert '"fqsn": "plain"' in plain  # an admin reads files at a site as NVFlare provisions it
@@ -169,12 +173,11 @@ def test_in_a_federation_of_others_sites_learn_what_the_reference_engine_learns_
             assert len(details) == 3
             assert all(reason in each for each in details)
         logs = "".join(path.read_text(errors="replace")[-3000:] for path in others.folder.glob("*.log"))
-        assert done["status"] == "FINISHED:COMPLETED", logs
-    run = others.folder / "runs" / "first"
+        assert (aborted["status"], done["status"]) == ("FINISHED:ABORTED", "FINISHED:COMPLETED"), logs
     ours, theirs = load_checkpoint(run), load_checkpoint(tmp_path / "reference")
-    assert ours.round == theirs.round == 2
+    assert ours.round == theirs.round == ROUNDS
     assert equal_bits(ours.server, theirs.server)
     assert RunFolder.open(run).environment["command"] == "nvflare job submit"
     for silo in federation.silos:
         (account,) = read_accounts(others.folder / silo.name / "ledger.sqlite")
-        assert [(each.name, each.charges) for each in account.releases] == [("update", 2)]
+        assert [(each.name, each.charges) for each in account.releases] == [("update", ROUNDS)]  # each paid for once
