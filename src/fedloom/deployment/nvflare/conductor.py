@@ -79,7 +79,8 @@ class JobSites:
         data = Shareable()
         data[FRAME], data[CHARTER] = frame.to_bytes(), self._charter
 
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            self._conductor.log_debug(fl_ctx, f"{site} has answered")
             code = client_task.result.get_return_code()
             if code != ReturnCode.OK:
                 return came(None, f"NVFlare says {code}")
@@ -88,7 +89,8 @@ class JobSites:
             except (FedloomError, KeyError) as error:
                 return came(None, f"its answer is none of fedloom's: {error}")
 
-        def done(task: Task, fl_ctx: FLContext) -> None:  # noqa: ARG001
+        def done(task: Task, fl_ctx: FLContext) -> None:
+            self._conductor.log_debug(fl_ctx, f"the task of {site} ended: {task.completion_status}")
             if task.completion_status != TaskCompletionStatus.OK:  # after an answer nobody listens any more
                 came(None, f"NVFlare says {task.completion_status.value}")
 

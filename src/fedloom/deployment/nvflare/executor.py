@@ -30,19 +30,13 @@ class SiloExecutor(Executor):
         self._hand = ThreadPoolExecutor(1)
         self._awake = lru_cache(maxsize=1)(awake)
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
+    def handle_event(self, event_type: str, _fl_ctx: FLContext) -> None:
         """Let the thread end with the job."""
         if event_type == EventType.END_RUN:
             self._hand.shutdown(wait=False)
 
-    def execute(  # a task under way is not cut short: what it has paid for would be lost
-        self,
-        task_name: str,
-        shareable: Shareable,
-        fl_ctx: FLContext,
-        abort_signal: Signal,  # noqa: ARG002
-    ) -> Shareable:
-        """The answer to a task."""
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, _abort: Signal) -> Shareable:
+        """The answer to a task, which is not cut short when its job is aborted: it is paid for, and kept."""
         try:
             frame, charter = Frame.of_bytes(shareable[FRAME]), str(shareable[CHARTER])
         except (FedloomError, KeyError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from typing import Any
 
 import nvflare
 from nvflare.apis.event_type import EventType
@@ -47,7 +48,7 @@ TOPICS = frozenset(
 class SiteGuard(FLComponent):
     """Stands in ``local/resources.json``; where it cannot do its work, the site does not start."""
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:  # noqa: ARG002
+    def handle_event(self, event_type: str, _fl_ctx: FLContext) -> None:
         """Before the site connects its commands."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             if nvflare.__version__ != VERSION:
@@ -79,10 +80,10 @@ class Guarded(RequestProcessor):
         return self._inner.process(req, app_ctx)
 
 
-def objection(app: object) -> str:
+def objection(app: Any) -> str:
     """Why an app is not exactly the one that fedloom writes for sites; a signature may lie beside."""
     try:
-        with zipfile.ZipFile(io.BytesIO(app)) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(io.BytesIO(app)) as archive:
             held = archive.infolist()
             names = [entry.filename for entry in held if entry.filename not in {*SIGNATURES, "config/"}]
             if names != [SITE_CONFIG] or any(entry.file_size > LARGEST for entry in held):
