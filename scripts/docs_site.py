@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field
+from dataclasses import Field, fields
 from inspect import cleandoc, getmodule
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fedloom.cli.catalogue import LISTINGS, Listed
 from fedloom.cli.settings_reference import allowed_of, default_of, meanings, settings_of
 from fedloom.config import Config
 from fedloom.methods.base import METHODS
+from fedloom.modalities.base import Modality
 from fedloom.presets import preset_names
 from fedloom.registry import HOUSE
 from fedloom.sharing.merges import MERGES
@@ -41,6 +42,7 @@ OUTSIDE = {
     },
     "benchmarks.md": Path("benchmarks/README.md"),
     "contributing.md": Path("CONTRIBUTING.md"),
+    "promises.md": Path("SECURITY.md"),
     "changelog.md": Path("CHANGELOG.md"),
 }
 # What the package's own pages look like, and are known by.
@@ -191,6 +193,12 @@ def _families() -> list[list[str]]:
     return [[f"`{family}`", str(len(names)), f"`{names[0]}`"] for family, names in families.items()]
 
 
+def modality() -> str:
+    """The fields of a modality."""
+    rows = [[f"`{found.name}`", meanings(Modality).get(found.name, "")] for found in fields(Modality)]
+    return table(["field", "what it is"], rows)
+
+
 def api() -> str:
     """The public names of the package, for mkdocstrings to describe."""
     return "".join(f"::: fedloom.{name}\n\n" for name in fedloom.__all__)
@@ -200,5 +208,6 @@ MAKERS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "commands": commands,
     "catalogue": catalogue,
+    "modality": modality,
     "api": api,
 }

@@ -200,6 +200,87 @@ def sums() -> Drawing:
     return "Secure sums: five turns of one round", 760, 490, parts
 
 
+def decoders() -> Drawing:
+    """ALIGN-FL: what goes up is a decoder, and nothing comes down."""
+    about = "encoder stays, a copy of the decoder leaves"
+    silos = [Box(20, 20 + 75 * place, 300, 60, f"silo {name}\n{about}", "home") for place, name in enumerate("abc")]
+    ways = [Arrow(322, 50 + 75 * place, 396, 115 + 10 * place) for place in range(3)]
+    server = [
+        Box(400, 90, 140, 70, "newest decoders\none of each silo", "open"),
+        Box(590, 90, 160, 70, "the server's own VAE\nlearns from samples", "open"),
+        Arrow(542, 125, 586, 125),
+        Note(400, 200, "Nothing comes down, and nothing is averaged."),
+    ]
+    return "ALIGN-FL: decoders travel, nothing comes down", 760, 250, [*silos, *ways, *server]
+
+
+def embeddings() -> Drawing:
+    """Labelled embeddings: one generator for all, classifiers at home."""
+    return (
+        "Labelled embeddings: a generator is shared, classifiers are made at home",
+        760,
+        230,
+        [
+            Box(10, 10, 740, 200, "each silo", "bare"),
+            Box(30, 50, 130, 60, "images\nlabels", "home"),
+            Box(215, 50, 150, 60, "vectors\nfrozen public network", "home"),
+            Box(420, 50, 150, 60, "private generator\nthe only part to leave", "open"),
+            Box(420, 135, 150, 60, "synthetic vectors\nof all classes", "open"),
+            Box(605, 90, 130, 60, "classifier\nreal and synthetic", "home"),
+            Arrow(162, 80, 211, 80),
+            Arrow(367, 80, 416, 80),
+            Arrow(495, 112, 495, 133),
+            Arrow(572, 165, 603, 135),
+            Note(30, 170, "real vectors teach the classifier too, at home"),
+        ],
+    )
+
+
+def flow() -> Drawing:
+    """The blocks of fission_flow's network, and whose they are."""
+    parts = (
+        ("embedding\nGLOBAL: time, group", 145, ""),
+        ("down\nGLOBAL", 100, ""),
+        ("middle\nGLOBAL", 100, ""),
+        ("up\nGROUP: a branch each", 155, "open"),
+    )
+    left, boxes = 110, list[Box | Arrow | Note]()
+    for words, width, kind in parts:
+        boxes += [Box(left, 40, width, 60, words, kind), Arrow(left - 22, 70, left - 2, 70)]
+        left += width + 24
+    ends = [Box(5, 40, 82, 60, "image, time", "none"), Arrow(left - 22, 70, left - 2, 70)]
+    return (
+        "fission_flow: what tells domains apart is the group's",
+        760,
+        130,
+        [*ends, *boxes, Note(left, 75, "velocity")],
+    )
+
+
+def wire() -> Drawing:
+    """The processes of a deployment."""
+    return (
+        "A federation of machines: silos call, nobody calls a silo",
+        760,
+        270,
+        [
+            Box(10, 10, 310, 245, "coordinator's machine", "bare"),
+            Box(440, 10, 310, 245, "each silo's machine", "bare"),
+            Box(30, 42, 270, 46, "fedloom run --federation DIR"),
+            Box(30, 112, 270, 52, "executor\nrounds, torch"),
+            Box(30, 188, 270, 52, "hub, the one port\norders, answers, parts on disk", "open"),
+            Box(460, 42, 270, 46, "fedloom federation join"),
+            Box(460, 112, 270, 52, "worker, inside bubblewrap\ntorch, records, ledger", "home"),
+            Box(460, 188, 270, 52, "node\nkey, orders, answers on disk", "open"),
+            Arrow(165, 90, 165, 110),
+            Arrow(165, 166, 165, 186),
+            Arrow(595, 90, 595, 110),
+            Arrow(595, 186, 595, 166),
+            Arrow(458, 214, 302, 214, "gRPC over TLS 1.3"),
+        ],
+    )
+
+
 def house() -> Drawing:
     """The rooms; imports run downwards only."""
     floors = (
@@ -229,7 +310,18 @@ def svg(drawing: Drawing) -> str:
     )
 
 
-DRAWINGS = {"idea": idea, "round": one_round, "engines": engines, "leaves": leaves, "sums": sums, "house": house}
+DRAWINGS = {
+    "idea": idea,
+    "round": one_round,
+    "engines": engines,
+    "leaves": leaves,
+    "sums": sums,
+    "decoders": decoders,
+    "embeddings": embeddings,
+    "flow": flow,
+    "wire": wire,
+    "house": house,
+}
 SHEETS = ROOT / "papers" / "fissionvae" / "figures"
 # Panels of the sheets: the corner of their first image.
 PANELS = (
@@ -241,15 +333,15 @@ SIDE, ROWS, GAP = 30, 4, 14  # of an image with its edge, images on top of each 
 
 
 def samples() -> Image.Image:
-    """Four rows of six clothes and as many digits of each panel."""
-    width = 10 * SIDE
+    """Four rows of three clothes and as many digits of each panel, twice as large so that a phone shows them too."""
+    width = 6 * SIDE
     sheet = Image.new("L", (len(PANELS) * (width + GAP) - GAP, ROWS * SIDE), 255)
     for place, (name, (left, top)) in enumerate(PANELS):
         with Image.open(SHEETS / name) as picture:
             for half, start in enumerate((left, left + 242)):
                 part = picture.convert("L").crop((start, top, start + width // 2, top + ROWS * SIDE))
                 sheet.paste(part, (place * (width + GAP) + half * width // 2, 0))
-    return sheet
+    return sheet.resize((2 * sheet.width, 2 * sheet.height), Image.Resampling.LANCZOS)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
+from PIL import Image
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
@@ -86,6 +87,9 @@ def look(browser: Chrome, base: str, shot: Shot, file: Path) -> None:
     browser.get(base + shot.address)
     time.sleep(4)  # until what comes by itself has come
     browser.save_screenshot(str(file))
+    with Image.open(file) as picture:
+        few = picture.convert("RGB").quantize(256)  # colours: half of the bytes, because the wheel has the pictures too
+    few.save(file, optimize=True)
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 from documentation import PAGES, ROOT, Block, blocks, check, inline_commands
 from fedloom.cli import app
 from fedloom.methods.base import METHODS
-from fedloom.models.priors import PRIORS
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 # What is added to commands so that a page takes seconds: the same commands on little data, with small networks.
@@ -77,12 +75,10 @@ def place(tmp_path: Path, some_run: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    registries: list[dict[str, Any]] = [METHODS.own, PRIORS.own]  # pages show how to add to them
-    before = [dict(registry) for registry in registries]
+    before = dict(METHODS.own)  # pages show how to add to it
     yield tmp_path
-    for registry, known in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(known)
+    METHODS.own.clear()
+    METHODS.own.update(before)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS if block.kind in ("python", "shell")}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import posixpath
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ from fedloom.cli.catalogue import LISTINGS, Listed
 from fedloom.config import Config
 from fedloom.evaluation.metric import METRICS
 from fedloom.methods.base import METHODS
+from fedloom.modalities.base import Modality
 from fedloom.presets import preset_names
 from plugins import LOOMS, LOOMS_POINTS, install
 from support import script
@@ -100,6 +102,13 @@ def test_the_reference_has_all_that_can_be_listed(site: Path, kind: Listed) -> N
 def test_the_reference_has_every_family_of_presets(site: Path) -> None:
     text = shown(site, "reference/catalogue")
     assert {family for name in preset_names() if (family := posixpath.dirname(name)) not in text} == set()
+
+
+def test_the_reference_has_every_field_of_a_modality_with_its_meaning(site: Path, hook: ModuleType) -> None:
+    text = shown(site, "reference/modality")
+    for field in fields(Modality):
+        assert field.name in text
+        assert len(hook.meanings(Modality)[field.name]) >= 5, field.name
 
 
 def test_every_metric_has_a_definition_and_no_other_has_one() -> None:

@@ -168,14 +168,14 @@ class PrivacyConfig:
     noise_multiplier: float = field(default=0.0, metadata=at_least(0))  # 0: what the budget needs for the planned run
     clip: float = field(default=1.0, metadata=above(0))  # the bound on one gradient, or the first of them
     clipping: Literal["fixed", "quantile", "median"] = "fixed"  # how the bound goes on; "median": no DP guarantee
-    unit: Literal["record", "subject"] = "record"  # whose data are protected as one
+    unit: Literal["record", "subject"] = "record"  # whose data are protected as one, and drawn and clipped as one
     blocks: tuple[str, ...] = ()  # privatise these alone: no DP guarantee unless model.posterior is not "amortised"
     accountant: Literal["pld", "rdp", "filter"] = "pld"  # tight, looser, or for choices made between releases
     trust: Literal["local", "distributed"] = "local"  # who adds the noise: each silo all of it, or all together
     tolerated: int = field(default=0, metadata=at_least(0))  # silos that may collude or drop out, if distributed
     # Of the whole numbers that silos add up, if distributed: with fewer the noise has to be larger.
     bits: int = field(default=32, metadata=between(16, 52) | LATER)
-    allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds
+    allocation: Literal["uniform", "late"] = "uniform"  # of the budget over a silo's rounds; "late": more at the end
     shares: dict[str, float] = field(default_factory=dict)  # payload -> its part of the budget, where it differs
     pretraining: int = field(default=0, metadata=at_least(0))  # private steps before a silo's first round
     # Where coins and noise come from: the operating system, or the seed, which anybody can repeat: no DP guarantee.

@@ -108,10 +108,19 @@ def test_an_installed_package_has_the_page_that_a_mistake_names(tmp_path: Path) 
     shipped = tmp_path / "site" / "fedloom" / "docs"
     assert told.returncode == 2
     assert told.stderr.endswith(f" (more in {shipped / 'reference' / 'configuration.md'})\n")
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    assert {shipped / page.relative_to(ROOT / "docs"): page.read_bytes() for page in pages} == {
-        page: page.read_bytes() for page in shipped.rglob("*.*")
+    pages, pictures = (ROOT / "docs").rglob("*.md"), (ROOT / "docs" / "images").iterdir()
+    assert {shipped / file.relative_to(ROOT / "docs"): file.read_bytes() for file in (*pages, *pictures)} == {
+        file: file.read_bytes() for file in shipped.rglob("*.*")
     }
+    assert sum(picture.stat().st_size for picture in (shipped / "images").iterdir()) < 1_000_000
+
+
+def test_pages_of_the_package_show_no_picture_that_lies_elsewhere() -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    picture = re.compile(r"!\[[^\]]*\]\(([^)]+)\)|<img src=\"([^\"]+)\"")
+    shown = [(page.parent / (a or b)).resolve() for page in pages for a, b in picture.findall(page.read_text())]
+    assert {file.parent for file in shown} == {ROOT / "docs" / "images"}
+    assert set(shown) == set((ROOT / "docs" / "images").iterdir())
 
 
 def named_pages(source: Path) -> set[str]:

@@ -55,6 +55,19 @@ def test_what_is_shared_is_what_was_said(tmp_path: Path) -> None:
     assert run.metrics()[1]["train/plain/loss"] < run.metrics()[0]["train/plain/loss"]
 
 
+def test_a_block_of_each_group_is_merged_inside_it_alone(tmp_path: Path) -> None:
+    run = run_of(PlainMethod(BLOCKS, loss, generate, LATENT, {"decoder": "group"}), tmp_path / "run")
+    sent = [sorted(row["blocks"]) for row in run.folder.egress() if row["round"] == 1]
+    assert sent == [[f"decoder@group={group}", "encoder@all"] for group in ("mnist", "fashion-mnist") for _ in range(2)]
+    assert not torch.equal(*(run.sample(2, group=group, seed=1) for group in ("mnist", "fashion-mnist")))
+
+
+def test_a_silo_of_two_groups_has_no_plain_block_of_one(tmp_path: Path) -> None:
+    method = PlainMethod(BLOCKS, loss, generate, LATENT, {"decoder": "group"})
+    with pytest.raises(ConfigError, match="holds 2 groups, and block 'decoder' is one group's"):
+        run_of(method, tmp_path / "run", "data.partition=iid")
+
+
 def test_both_engines_and_a_mechanism_take_it(tmp_path: Path) -> None:
     method = PlainMethod(BLOCKS, loss, generate, LATENT)
     private = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1", "privacy.noise=test")
@@ -83,7 +96,7 @@ def mean_loss(blocks: nn.Module, x: Tensor, z: Tensor) -> Tensor:
             r"generate\(blocks, z\) fails for z of shape \(1, 5\)",
         ),
         (lambda: PlainMethod(BLOCKS, loss, generate, LATENT, {"encodr": "silo"}), "did you mean 'encoder'"),
-        (lambda: PlainMethod(BLOCKS, loss, generate, LATENT, {"encoder": "group"}), "share of 'encoder'"),
+        (lambda: PlainMethod(BLOCKS, loss, generate, LATENT, {"encoder": "town"}), "share of 'encoder'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(make: Callable[[], PlainMethod], message: str, tmp_path: Path) -> None:

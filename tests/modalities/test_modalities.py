@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from fedloom.errors import ConfigError, DataError
 from fedloom.federation.building import federation_from_arrays
 from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.methods.base import Setting, make_method
-from fedloom.modalities.base import MODALITIES, Modality, modality_of
+from fedloom.modalities.base import MODALITIES, modality_of
 from support import federation_of, tiny_config
 
 
@@ -80,12 +78,6 @@ def test_silos_of_different_modality_are_refused_in_one_sentence() -> None:
 def test_what_does_not_fit_the_records_is_named(overrides: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=f"^{complaint}"):
         make_method(Setting(tiny_config(*overrides), (1, 2, 3), ("all",), ("x", "y"), ("a",)))
-
-
-def test_the_page_about_modalities_names_every_field() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "reference", "modality.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`\w.*?) \|", page, re.MULTILINE)
-    assert [name for row in rows for name in re.findall(r"`(\w+)", row)] == [field.name for field in fields(Modality)]
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

@@ -289,7 +289,7 @@ def test_the_page_about_reproduction_lists_every_table() -> None:
 def test_a_papers_page_is_one_screen(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(text.split()) <= 1000
-    assert (page.parent / "appendix.md").is_file() or page.parent.name == "fission-flow"
+    assert (page.parent / "appendix.md").is_file()
 
 
 @pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("/summary")])

@@ -211,8 +211,7 @@ class Evaluation:
     @cached_property
     def autoencoders(self) -> tuple[Autoencoder, ...]:
         """The VAEs that are known whole: the server's for each group, else each silo's own in a simulation."""
-        site = Site("server", tuple(range(len(self.groups))))
-        if not isinstance(self.generator.method.build(site), VAE):
+        if not isinstance(self.generator.method.build(Site("server", (0,))), VAE):
             return ()
         return self._of_groups() or self._of_silos()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,10 @@ from fedloom.methods.base import (
 from fedloom.methods.steps import Merged
 from fedloom.objectives.base import Losses, Step
 from fedloom.outline import in_outline
-from fedloom.sharing.plan import GLOBAL, SILO, UPLOAD, SharingPlan
+from fedloom.sharing.plan import GLOBAL, GROUP, SILO, UPLOAD, Scope, SharingPlan
 
 NOISE = "z"
-SHARED = {"global": GLOBAL, "silo": SILO, "upload": UPLOAD}
+SHARED = {"global": GLOBAL, "group": GROUP, "silo": SILO, "upload": UPLOAD}
 
 
 class Blocks(nn.Module):
@@ -49,7 +50,7 @@ class PlainMethod:
 
     ``loss(blocks, x, z)`` gives one value for each example ``x``; ``generate(blocks, z)`` makes samples. ``z`` is
     standard normal noise, ``latent`` numbers for each. ``share`` says which blocks are ``"global"`` (all of them unless
-    told), which stay at each ``"silo"``, and which are for ``"upload"`` alone::
+    told), which are each ``"group"``'s own, which stay at each ``"silo"``, and which are for ``"upload"`` alone::
 
         fedloom.PlainMethod(
             {"encoder": encoder, "decoder": decoder}, loss, generate, latent=8, share={"encoder": "silo"}
@@ -82,7 +83,7 @@ class PlainMethod:
         return Method(
             name=name,
             plan=plan,
-            build=self._model,
+            build=partial(self._model, plan),
             phases=(Phase("plain", tuple(self.blocks), objective, OptimizerRule.of(setting.config.local)),),
             server_step=Merged(),
             pathways={NOISE: Pathway({NOISE: (self.latent,)}, self._samples, "z ~ N(0, I) -> x", self._used())},
@@ -101,7 +102,13 @@ class PlainMethod:
         reached = {name.partition(".")[0] for name, slope in zip(named, slopes, strict=True) if slope is not None}
         return tuple(block for block in self.blocks if block in reached)
 
-    def _model(self, _site: Site) -> Blocks:
+    def _model(self, plan: SharingPlan, site: Site) -> Blocks:
+        owned = [block for block, rule in plan.blocks.items() if rule.scope is Scope.GROUP]
+        if owned and len(site.groups) > 1:  # its loss is told nothing of groups, so it could not choose among networks
+            raise ConfigError(
+                f"'{site.name}' holds {len(site.groups)} groups, and block '{owned[0]}' is one group's; "
+                "give every silo one group, or share the block by 'global' or 'silo'"
+            )
         return Blocks(self.blocks)
 
     def _samples(self, model: nn.Module, inputs: SampleInputs) -> Tensor:

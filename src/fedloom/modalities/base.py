@@ -44,7 +44,7 @@ class Modality:
     stored again as a source would (``encode``). Silos of one federation share the modality and the shape of a record.
     """
 
-    name: str
+    name: str  # by which data and configurations know it
     plural: str  # how people call several of its records
     read: Callable[[NDArray[Any], str], Tensor]  # an array by its name, checked, as stored
     objection: Callable[[Tensor], str]  # what stored values are that cannot be records; empty if they can
