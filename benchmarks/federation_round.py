@@ -34,7 +34,8 @@ from fedloom.config import Config, load_config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
 from fedloom.deployment.direct.conductor import DirectConductor
-from fedloom.deployment.flower.folder import FlowerApp
+from fedloom.deployment.flower.folder import write_app
+from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import run_at
 from fedloom.engines.base import site_of
@@ -238,7 +239,7 @@ def flower(folder: Path, federation: Federation, *, walls: bool) -> Iterator[Pla
 
     def run(config: Config) -> None:
         app = folder / f"app-{config.name}"
-        FlowerApp(config, charter, RoundRules(), f"runs/{config.name}").write(app)
+        write_app(HostedRun(config, charter, RoundRules(), f"runs/{config.name}"), app)
         said = others.run(app)
         if not found(config).is_dir():
             raise FedloomError(said.stdout + said.stderr)

@@ -19,6 +19,7 @@ from fedloom.deployment.direct.mailbox import Mailbox
 from fedloom.deployment.direct.parts import PartStore
 from fedloom.deployment.direct.wire import DirectWire, HubCalls
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
+from fedloom.deployment.nvflare.wire import Came, NVFlareWire
 from fedloom.deployment.processes import free_port
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.flower.grid_wire import FlowerWire
@@ -156,7 +157,48 @@ class Killed(BaseException):
     """Stands for a signal that no process outlives."""
 
 
-RIGS: dict[str, Callable[[Path], Rig]] = {"direct": DirectRig, "flower": FlowerRig}
+class NVFlareRig:
+    """A job's sites without NVFlare; each takes one task after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.returns = dict.fromkeys(SILOS, 0)
+        self.turns = {silo: threading.Lock() for silo in SILOS}
+
+    def wire(self) -> Wire:
+        return NVFlareWire(self, SILOS)
+
+    def present(self) -> dict[str, int]:
+        return {site: self.returns[site] for site in self.handlers} | {"a stranger": 0}
+
+    def assign(self, site: str, frame: Frame, came: Came) -> Callable[[], None]:
+        cancelled = threading.Event()
+
+        def work() -> None:
+            with self.turns[site]:
+                if cancelled.is_set():
+                    return
+                try:
+                    answer = self.handlers[site](Frame.of_bytes(frame.to_bytes()))
+                    came(Frame.of_bytes(answer.to_bytes()), "")
+                except Exception as error:
+                    came(None, f"NVFlare says {error}")
+
+        threading.Thread(target=work, daemon=True).start()
+        return cancelled.set
+
+    def join(self, silo: str, handler: Handler) -> None:
+        self.handlers[silo] = handler
+
+    def leave(self, silo: str) -> None:
+        del self.handlers[silo]
+        self.returns[silo] += 1
+
+    def close(self) -> None:
+        """There is nothing to stop."""
+
+
+RIGS: dict[str, Callable[[Path], Rig]] = {"direct": DirectRig, "flower": FlowerRig, "nvflare": NVFlareRig}
 
 
 @contextlib.contextmanager

@@ -19,15 +19,17 @@ from fedloom.config import Config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.directories import SiloDirectory
-from fedloom.deployment.flower import conducting
 from fedloom.deployment.flower.app import client
-from fedloom.deployment.flower.conducting import conduct
-from fedloom.deployment.flower.folder import FlowerApp
+from fedloom.deployment.flower.folder import told_in, write_app
 from fedloom.deployment.flower.nodes import AGAIN, KnownNodes, name_frame
-from fedloom.deployment.flower.seat import answer_at
+from fedloom.deployment.hosted import conducting
+from fedloom.deployment.hosted.conducting import conduct
+from fedloom.deployment.hosted.run import HostedRun
+from fedloom.deployment.hosted.seat import Said, answer_at
 from fedloom.deployment.signing import Signatory
 from fedloom.deployment.status import silo_status
 from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.grid_wire import FlowerWire
 from fedloom.engines.flower.messages import answered
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import train
@@ -92,8 +94,8 @@ class Theirs:
         return {"silo": silo, "home": str(home), "data": str(data)}
 
     @property
-    def app(self) -> FlowerApp:
-        return FlowerApp(self.config, self.charter, PROMPT, str(self.path / "run"))
+    def app(self) -> HostedRun:
+        return HostedRun(self.config, self.charter, PROMPT, str(self.path / "run"))
 
     @property
     def told(self) -> dict[str, Any]:
@@ -101,10 +103,15 @@ class Theirs:
         return told_by(self.app, self.path / "app")
 
 
-def told_by(app: FlowerApp, folder: Path) -> dict[str, Any]:
-    app.write(folder)
+def told_by(app: HostedRun, folder: Path) -> dict[str, Any]:
+    write_app(app, folder)
     description = tomllib.loads((folder / "pyproject.toml").read_text())
     return flatten_dict(description["tool"]["flwr"]["app"]["config"])
+
+
+def conducted(grid: AppGrid, app: HostedRun) -> Path:
+    """As the app's server component does it, which looks for answers less often."""
+    return conduct(app, FlowerWire(KnownNodes(grid, app.charter.silos), poll=0.01), "flwr run")
 
 
 @pytest.fixture
@@ -120,24 +127,24 @@ def test_an_app_learns_what_the_reference_engine_learns_and_goes_on_where_it_sto
     told = theirs.told
     train(theirs.config, theirs.path / "reference", theirs.federation)
     grid = AppGrid(told, *theirs.nodes)
-    app = FlowerApp.of(told)
+    app = HostedRun.of(told_in(told))
     assert app == theirs.app
-    begun = conduct(grid, app, poll=0.01)
+    begun = conducted(grid, app)
     ours, expected = load_checkpoint(begun), load_checkpoint(theirs.path / "reference")
     assert ours.round == expected.round == 2
     assert equal_bits(ours.server, expected.server)
     assert "secret" not in (begun / "environment.json").read_text()
     assert {row["event"] for row in read_lines(begun / "silos.jsonl")} == {"asked", "answered"}
     with pytest.raises(FedloomError, match="holds a run that has ended"):
-        conduct(grid, app)
+        conducted(grid, app)
 
     (begun / "status.json").unlink()
     for left in (begun / "checkpoints").glob("round-0002*"):
         left.rename(theirs.path / left.name)
     other = replace(app, config=replace(app.config, seed=5))
     with pytest.raises(FedloomError, match="holds another experiment"):
-        conduct(grid, other)
-    conduct(AppGrid(told, *theirs.nodes), app, poll=0.01)
+        conducted(grid, other)
+    conducted(AppGrid(told, *theirs.nodes), app)
     assert equal_bits(load_checkpoint(begun).server, expected.server)
     assert all(len(list(Path(node["home"], "runs").iterdir())) == 1 for node in theirs.nodes)  # one run for silos
 
@@ -150,7 +157,7 @@ def test_a_private_run_is_paid_for_once_at_each_silo(tmp_path: Path) -> None:
         (Path(node["home"]) / "policy.toml").write_text(policy)
     train(theirs.config, theirs.path / "reference", theirs.federation)
     told = theirs.told
-    run = conduct(AppGrid(told, *theirs.nodes), FlowerApp.of(told), poll=0.01)
+    run = conducted(AppGrid(told, *theirs.nodes), HostedRun.of(told_in(told)))
     assert equal_bits(load_checkpoint(run).server, load_checkpoint(theirs.path / "reference").server)
     for node in theirs.nodes:
         (account,) = read_accounts(Path(node["home"]) / "ledger.sqlite")
@@ -163,7 +170,7 @@ def test_the_description_is_one_that_flower_accepts(theirs: Theirs) -> None:
     assert validate_config(description, check_module=True) == (True, [], [])
     assert description["project"]["dependencies"] == []  # Flower would fetch them
     with pytest.raises(RunFolderError, match="exists already"):
-        theirs.app.write(theirs.path / "app")
+        write_app(theirs.app, theirs.path / "app")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_what_such_a_federation_cannot_do_is_said_before_anything_is_sent(
 
 def asked(theirs: Theirs, node: dict[str, str], told: dict[str, Any]) -> str:
     """Why a node does not answer a task."""
-    answer = answer_at(node, told, Frame({"kind": "task", "version": "0"}))
+    answer = answer_at(Said(node, "this SuperNode's --node-config"), told, Frame({"kind": "task", "version": "0"}))
     assert answer.kind in ("refused", "failed")
     return str(answer.header["reason"])
 
@@ -221,7 +228,7 @@ def test_a_new_silo_agrees_to_nothing_and_its_status_says_so(theirs: Theirs) -> 
     grid = AppGrid(theirs.told, node, theirs.nodes[1])
     app = replace(theirs.app, rules=replace(PROMPT, minimum=2))
     with pytest.raises(FedloomError, match="1 of"):
-        conduct(grid, app, poll=0.01)
+        conducted(grid, app)
     home = SiloDirectory.open(Path(node["home"]))
     with pytest.raises(FedloomError, match="has no key to sign with"):
         Signatory.of(home)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.deployment.charter import Charter
-from fedloom.deployment.flower.folder import FlowerApp
+from fedloom.deployment.flower.folder import write_app
+from fedloom.deployment.hosted.run import HostedRun
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.runs.checkpoint import load_checkpoint
@@ -33,7 +34,7 @@ def test_in_a_federation_of_others_silos_learn_what_the_reference_engine_learns(
         wire="flower",
     )
     train(config, tmp_path / "reference", federation)
-    FlowerApp(config, charter, RULES, "runs/first").write(tmp_path / "app")
+    write_app(HostedRun(config, charter, RULES, "runs/first"), tmp_path / "app")
     with standing(tmp_path / "others", federation, POLICY) as others:
         said = others.run(tmp_path / "app")
         run = others.folder / "runs" / "first"

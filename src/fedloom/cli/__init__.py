@@ -19,6 +19,7 @@ from fedloom.cli import (
     embedding,
     evaluation,
     federation,
+    federation_hosted,
     federation_keys,
     inspection,
     ledger,
@@ -84,7 +85,7 @@ operations.add_to(federation.app)
 app.add_typer(federation.app, name="federation", epilog=more("deployment.md"))
 
 
-__all__ = ["app", "federation_keys", "main"]  # which adds to the commands of ``federation``
+__all__ = ["app", "federation_hosted", "federation_keys", "main"]  # which adds to the commands of ``federation``
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -61,7 +61,7 @@ def init(
     from fedloom.privacy.signatures import fingerprint
 
     name = name or folder.resolve().name.lower()
-    charter = _charter_of(name, silos, _kind_of(modality, shape, schema), classes, records, address)
+    charter = charter_of(name, silos, kind_of(modality, shape, schema), classes, records, address)
     home = ServerDirectory.create(folder, charter, ServerSettings(), RoundRules())
     say_facts(
         {
@@ -74,44 +74,16 @@ def init(
     )
 
 
-@app.command("app")
-def flower_app(
-    source: Annotated[str, typer.Argument(metavar="RUN.toml", help="A preset or a TOML file.", show_default=False)],
-    silos: Silos,
-    out: Annotated[Path, typer.Option(help="The app's new folder.", show_default=False)],
-    shape: Shape = "",
-    modality: Modality = "",
-    schema: Schema = None,
-    classes: Classes = "",
-    name: Name = "",
-    records: Records = "",
-) -> None:
-    """Write an experiment as an app for 'flwr run', in a Flower federation that others run."""
-    from fedloom.config import load_config
-    from fedloom.deployment.flower.folder import FlowerApp
-    from fedloom.engines.flower.rules import RoundRules
-    from fedloom.runs.files import file_name
-
-    config, name = load_config(source), name or out.resolve().name.lower()
-    charter = _charter_of(name, silos, _kind_of(modality, shape, schema), classes, records)
-    run = f"fedloom-runs/{file_name(f'{config.name}-{config.method.name}-s{config.seed}')}"
-    made = FlowerApp(config, charter, RoundRules(), run)
-    made.check()
-    made.write(out)
-    say_facts(
-        {
-            "app": f"{config.name} for {len(charter.silos)} silos; experiment {config.digest()[:12]}",
-            "silos": f"""--node-config 'silo="{next(iter(charter.silos))}" home="..." data="..."' at each SuperNode""",
-            "run": f"~/{run}, where its operator lets the server's half run",
-            "next": f"flwr run {out}",
-        }
-    )
-
-
-def _charter_of(
-    name: str, silos: str, kind: tuple[str, tuple[int, ...]], classes: str, records: str, address: str = ""
+def charter_of(
+    name: str,
+    silos: str,
+    kind: tuple[str, tuple[int, ...]],
+    classes: str,
+    records: str,
+    address: str = "",
+    wire: Literal["direct", "flower", "nvflare"] = "direct",
 ) -> Charter:
-    """The charter that options say; without an address it is one of a Flower federation."""
+    """The charter that options say."""
     from fedloom.deployment.charter import Charter
 
     return Charter(
@@ -122,7 +94,7 @@ def _charter_of(
         modality=kind[0],
         classes=tuple(_names(classes)),
         records=dict(map(_with_count, _names(records))),
-        wire="direct" if address else "flower",
+        wire=wire,
     )
 
 
@@ -252,7 +224,7 @@ def demo(
     )
 
 
-def _kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:
+def kind_of(modality: str, shape: str, schema: Path | None) -> tuple[str, tuple[int, ...]]:
     """What a record is, and its size: as a table's schema says, or as is told."""
     if schema is not None:
         if shape or modality:

@@ -23,14 +23,14 @@ class Charter:
     """A federation's name and address, its silos with their groups, and what one record is like."""
 
     name: str
-    address: str = ""  # where silos reach the server, host:port; in a Flower federation that is its operator's matter
+    address: str = ""  # where silos reach the server, host:port; in a federation of others that is their matter
     silos: dict[str, str]  # name -> group; their order numbers both
     shape: tuple[int, ...]  # of one record
     modality: str = ""  # what a record is; empty: an image or a vector, as its shape says
     classes: tuple[str, ...] = ()  # names of the labels; empty: records have none
     # The most records that each silo will ever claim, which are its weight; empty: all silos weigh the same.
     records: dict[str, int] = field(default_factory=dict)
-    wire: Literal["direct", "flower"] = "direct"  # by which silos and server speak
+    wire: Literal["direct", "flower", "nvflare"] = "direct"  # by which silos and server speak
 
     def __post_init__(self) -> None:
         if not self.silos:
@@ -68,12 +68,12 @@ class Charter:
         return parse(cls, {"wire": "flower", **mapping})  # which a charter of an earlier version does not say
 
     def require_direct(self, path: Path) -> None:
-        """Complain of what was founded by an earlier version, which started Flower's servers itself."""
+        """Complain of what belongs to a federation of others, or to an earlier version, which started Flower itself."""
         if self.wire != "direct":
             raise ConfigError(
-                f"{path} names the wire 'flower', whose servers fedloom does not run any more: found the federation "
-                "anew with 'fedloom federation init', or run experiments in a Flower federation that others run "
-                "('fedloom federation app')"
+                f"{path} names the wire '{self.wire}', whose servers fedloom does not run any more: found the "
+                "federation anew with 'fedloom federation init', or run experiments in a federation that others run "
+                "('fedloom federation app' for Flower, 'job' for NVFlare)"
             )
 
     def to_mapping(self) -> dict[str, Any]:

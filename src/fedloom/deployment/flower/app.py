@@ -15,10 +15,14 @@ client = ClientApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """A run, where its operator lets the server's half run."""
-    from fedloom.deployment.flower.conducting import conduct
-    from fedloom.deployment.flower.folder import FlowerApp
+    from fedloom.deployment.flower.folder import told_in
+    from fedloom.deployment.flower.nodes import KnownNodes
+    from fedloom.deployment.hosted.conducting import conduct
+    from fedloom.deployment.hosted.run import HostedRun
+    from fedloom.engines.flower.grid_wire import FlowerWire
 
-    conduct(grid, FlowerApp.of(context.run_config))
+    hosted = HostedRun.of(told_in(context.run_config))
+    conduct(hosted, FlowerWire(KnownNodes(grid, hosted.charter.silos)), "flwr run")
 
 
 @client.query()
@@ -32,6 +36,7 @@ def introduce(message: Message, context: Context) -> Message:
 @client.train()
 def work(message: Message, context: Context) -> Message:
     """A task."""
-    from fedloom.deployment.flower.seat import answer_at
+    from fedloom.deployment.hosted.seat import Said, answer_at
 
-    return answered(answer_at(context.node_config, context.run_config, frame_of(message)), message)
+    said = Said(context.node_config, "this SuperNode's --node-config")
+    return answered(answer_at(said, context.run_config, frame_of(message)), message)

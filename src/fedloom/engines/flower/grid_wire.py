@@ -7,7 +7,6 @@ whoever reads the answers decides how long to wait.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message
 
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.flower.inbox import Inbox
 from fedloom.engines.flower.messages import asked, frame_of
 from fedloom.engines.flower.wire import Answer, Question
 
@@ -47,11 +46,10 @@ class FlowerWire:
 
     def __init__(self, grid: FlowerGrid, poll: float = POLL) -> None:
         self._grid, self._poll = grid, poll
-        self._answers: queue.Queue[Answer] = queue.Queue()
+        self._inbox = Inbox()
         self._closed = threading.Event()
         self._seen: dict[str, int] = {}
         self._look: threading.Thread | None = None
-        self._withdrawn: set[tuple[str, int]] = set()
 
     def online(self) -> dict[str, int]:
         """The nodes of silos that are there now, by name; as they were last seen, where Flower cannot say now."""
@@ -68,23 +66,16 @@ class FlowerWire:
 
     def ask(self, questions: Sequence[Question], patience: float) -> None:
         """Send questions; to each an answer, or a problem, comes within about ``patience`` seconds."""
-        self._withdrawn.difference_update((question.silo, question.round) for question in questions)
+        self._inbox.expect(questions)
         _in_background(lambda: self._send(questions, patience))
 
     def answer(self, timeout: float) -> Answer | None:
         """The next answer, if one comes in time."""
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                found = self._answers.get(timeout=max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                return None
-            if (found.silo, found.round) not in self._withdrawn:
-                return found
+        return self._inbox.next(timeout)
 
     def withdraw(self, silo: str, round: int) -> None:
         """Its answers are not read; a silo of Flower's cannot be told so, and may go on working."""
-        self._withdrawn.add((silo, round))
+        self._inbox.withdraw(silo, round)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -97,7 +88,7 @@ class FlowerWire:
             numbers = self._grid.push_messages([asked(q.frame, q.node, str(q.round), patience) for q in questions])
         except Exception as error:  # whatever Flower raises concerns these silos alone
             for question in questions:
-                self._put(question, start, None, f"it could not be asked: {type(error).__name__}: {error}")
+                self._inbox.put(question, start, None, f"it could not be asked: {type(error).__name__}: {error}")
             return
         for question, number in zip(questions, numbers, strict=True):
             _in_background(partial(self._wait, question, number, start, start + patience))
@@ -107,15 +98,13 @@ class FlowerWire:
         try:
             reply = self._reply(number, end) if number else None
             if reply is None:
-                self._put(question, start, None, f"no answer in {end - start:g} seconds")
+                self._inbox.put(question, start, None, f"no answer in {end - start:g} seconds")
             elif reply.has_error():
-                self._put(question, start, None, f"{reply.error.reason} (Flower's error {reply.error.code})")
-            elif (frame := frame_of(reply)).size > question.limit:
-                self._put(question, start, None, f"its answer has {frame.size} bytes; {question.limit} are allowed")
+                self._inbox.put(question, start, None, f"{reply.error.reason} (Flower's error {reply.error.code})")
             else:
-                self._put(question, start, frame, "")
+                self._inbox.put(question, start, frame_of(reply))
         except Exception as error:
-            self._put(question, start, None, f"{type(error).__name__}: {error}")
+            self._inbox.put(question, start, None, f"{type(error).__name__}: {error}")
 
     def _reply(self, number: str, end: float) -> Message | None:
         while time.monotonic() < end and not self._closed.is_set():
@@ -123,9 +112,6 @@ class FlowerWire:
                 return reply  # type: ignore[no-any-return]
             self._closed.wait(self._poll)
         return None
-
-    def _put(self, question: Question, start: float, frame: Frame | None, problem: str) -> None:
-        self._answers.put(Answer(question.silo, question.round, time.monotonic() - start, frame, problem))
 
 
 def _in_background(work: Callable[[], None]) -> threading.Thread:

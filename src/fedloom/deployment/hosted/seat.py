@@ -1,9 +1,9 @@
-"""A silo at a SuperNode that its own operator runs: where it lies is said by the node's config, never by a server."""
+"""A silo in a federation of others: where it lies is said by its own operator, never by a server."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import POLICY, SILO, Invitation, SiloDirectory
-from fedloom.deployment.flower.folder import charter_in
+from fedloom.deployment.hosted.run import charter_in
 from fedloom.deployment.policy import policy_text
 from fedloom.deployment.processes import locked
 from fedloom.engines.flower.frames import Frame
@@ -20,11 +20,21 @@ from fedloom.errors import FedloomError
 from fedloom.runs.files import explained, write_atomically
 
 log = logging.getLogger(__name__)
+Worker = Callable[[Frame], Frame]
+Waking = Callable[[Path, Path, str], Worker]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a machine's operator says of the silo there, and where he says it."""
+
+    values: Mapping[str, Any]
+    where: str
 
 
 @dataclass(frozen=True)
 class Seat:
-    """What a SuperNode's ``--node-config`` says of its silo."""
+    """Whose silo it is, and where it lies."""
 
     silo: str
     home: Path  # the silo's folder: policy, ledger, rounds
@@ -32,12 +42,13 @@ class Seat:
     source: str = ""  # of the records, where the data do not speak for themselves
 
     @classmethod
-    def of(cls, node: Mapping[str, Any]) -> Seat:
-        """From the config that Flower hands to an app at this node."""
+    def of(cls, said: Said) -> Seat:
+        """As its operator says."""
+        found = said.values
         for key in ("silo", "home", "data"):
-            if not node.get(key):
-                raise RefusedError(f"this SuperNode's --node-config does not say '{key}'")
-        return cls(str(node["silo"]), Path(str(node["home"])), Path(str(node["data"])), str(node.get("source", "")))
+            if not found.get(key):
+                raise RefusedError(f"{said.where} does not say '{key}'")
+        return cls(str(found["silo"]), Path(str(found["home"])), Path(str(found["data"])), str(found.get("source", "")))
 
     def directory(self, charter: Charter) -> SiloDirectory:
         """The silo's folder, which is made for the first charter that comes, and is for no other from then on."""
@@ -58,28 +69,33 @@ class Seat:
         return home
 
 
-def answer_at(node: Mapping[str, Any], told: Mapping[str, Any], frame: Frame) -> Frame:
-    """What the silo of a node answers; why it cannot stands in its own log, and no other words of it leave."""
+def awake(folder: Path, data: Path, source: str) -> Worker:
+    """A worker with its records loaded."""
+    from fedloom.deployment.worker import answering
+
+    return answering(folder, data, source)
+
+
+def answer_at(said: Said, told: Mapping[str, Any], frame: Frame, awake: Waking = awake) -> Frame:
+    """What the silo answers; why it cannot stands in its own log, and no other words of it leave."""
     try:
-        seat = Seat.of(node)
+        seat = Seat.of(said)
         with refused():
             charter = charter_in(told)
         home = seat.directory(charter)
         with _heard(home), locked(home.lock, f"silo '{seat.silo}' is at work already, in another process"):
-            return _answered(home, seat, frame)
+            return _answered(home, seat, frame, awake)
     except RefusedError as error:
         log.warning("refused: %s", error)
         return refusal(str(error))
-    except Exception:  # Flower would send its text
+    except Exception:  # the engine would send its text
         log.exception("failed")
         return failure("the silo failed; its own log says why")
 
 
-def _answered(home: SiloDirectory, seat: Seat, frame: Frame) -> Frame:
+def _answered(home: SiloDirectory, seat: Seat, frame: Frame, awake: Waking) -> Frame:
     try:
-        from fedloom.deployment.worker import answering
-
-        return answering(home.path, seat.data, seat.source)(frame)
+        return awake(home.path, seat.data, seat.source)(frame)
     except FedloomError as error:
         log.error("failed: %s", error)
         return failure(f"silo '{seat.silo}' failed; its own log says why")
