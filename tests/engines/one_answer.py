@@ -88,6 +88,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "mlp and convolutions": (FISSION, "model.branches.a=deeper-mlp-conv", CONVOLUTIONS),
     "fedgan": ("method.name=fedgan", CONVOLUTIONS),
     "fedgan without its moments": ("method.name=fedgan", CONVOLUTIONS, "method.keep_optimizer=false"),
+    "fedgan with batch norm": ("method.name=fedgan", CONVOLUTIONS, "method.norm=batch"),
     "fedprox": ("method.name=fedprox",),
     "moon": ("method.name=moon",),
     "align_fl": (ALIGN, *DISTIL),

@@ -94,7 +94,16 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "name", ["+D", "private encoder, kept moments", "fedgan", "moon", "fission_flow", "encoder on samples"]
+    "name",
+    [
+        "+D",
+        "private encoder, kept moments",
+        "fedgan",
+        "fedgan with batch norm",
+        "moon",
+        "fission_flow",
+        "encoder on samples",
+    ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_silos_in_lanes_compute_the_same(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
