@@ -69,6 +69,18 @@ METHODS: dict[str, tuple[str, ...]] = {
     "group_vaes": ("method.name=group_vaes",),
     "flow_vae": ("method.name=flow_vae", "method.flow=[8]"),
     "fission_flow": ("method.name=fission_flow", "method.widths=[8]", "method.blocks=1", "method.steps=2"),
+    "fission_flow of codes": (  # of 1 x 5 x 4 places; the VAE learns in the first two rounds
+        "method.name=fission_flow",
+        "method.latent=vae",
+        "method.latent_rounds=2",
+        "rounds=9",
+        "model.network=grid",
+        "model.channels=[3]",
+        "model.latent=20",
+        "model.likelihood=gaussian",
+        "method.widths=[8]",
+        "method.steps=2",
+    ),
     "flow_vae with a refiner": (
         "method.name=flow_vae",
         "method.flow=[8]",

@@ -53,6 +53,24 @@ def relu(_: int) -> list[nn.Module]:
     return [nn.ReLU()]
 
 
+def downward_layers(shape: tuple[int, ...], channels: Sequence[int], between: Between = relu) -> list[nn.Module]:
+    """A convolution of stride 2 for each width, and what follows it."""
+    layers: list[nn.Module] = []
+    *sizes, _ = halvings(shape, len(channels))
+    for size, (before, after) in zip(sizes, itertools.pairwise((shape[0], *channels)), strict=True):
+        layers += [nn.Conv2d(before, after, KERNEL, STRIDE, padding(size)[0]), *between(after)]
+    return layers
+
+
+def upward_layers(channels: Sequence[int], shape: tuple[int, ...], between: Between = relu) -> list[nn.Module]:
+    """Transposed convolutions through the same sizes in reverse."""
+    layers: list[nn.Module] = []
+    *sizes, _ = halvings(shape, len(channels))
+    for size, (before, after) in zip(reversed(sizes), itertools.pairwise((*channels[::-1], shape[0])), strict=True):
+        layers += [*between(before), nn.ConvTranspose2d(before, after, KERNEL, STRIDE, *padding(size))]
+    return layers
+
+
 def one_after_the_other(layers: list[nn.Module]) -> nn.Module:
     """The usual chain."""
     return nn.Sequential(*layers)
@@ -70,13 +88,9 @@ class Downwards(nn.Module):
         chain: Chain = one_after_the_other,
     ) -> None:
         super().__init__()
-        *sizes, grid = halvings(shape, len(channels))
-        widths = (shape[0], *channels)
-        layers: list[nn.Module] = []
-        for size, (before, after) in zip(sizes, itertools.pairwise(widths), strict=True):
-            layers += [nn.Conv2d(before, after, KERNEL, STRIDE, padding(size)[0]), *between(after)]
-        self.layers = chain(layers)
-        self.last = nn.Linear(widths[-1] * math.prod(grid), outputs)
+        self.layers = chain(downward_layers(shape, channels, between))
+        grid = halvings(shape, len(channels))[-1]
+        self.last = nn.Linear((shape[0], *channels)[-1] * math.prod(grid), outputs)
 
     def forward(self, x: Tensor, *lent: Any) -> Tensor:
         """Images to rows of numbers."""
@@ -99,14 +113,9 @@ class Upwards(nn.Module):
         chain: Chain = one_after_the_other,
     ) -> None:
         super().__init__()
-        *sizes, grid = halvings(shape, len(channels))
-        widths = (*channels[::-1], shape[0])
-        self.grid = (widths[0], *grid)
+        self.grid = ((shape[0], *channels)[-1], *halvings(shape, len(channels))[-1])
         self.first = nn.Linear(inputs, math.prod(self.grid))
-        layers: list[nn.Module] = []
-        for size, (before, after) in zip(reversed(sizes), itertools.pairwise(widths), strict=True):
-            layers += [*between(before), nn.ConvTranspose2d(before, after, KERNEL, STRIDE, *padding(size))]
-        self.layers = chain(layers)
+        self.layers = chain(upward_layers(channels, shape, between))
 
     def forward(self, z: Tensor, *lent: Any) -> Tensor:
         """Rows of numbers to images."""
