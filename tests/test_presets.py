@@ -67,6 +67,10 @@ TWO_LEVELS = {"encoder": "global", "top_encoder": "global", "decoder": "group", 
 # Section 1.6 of the paper's method: who shares what; and the prior of z1 on Mixed MNIST and on CHARM.
 TABLE_1 = {
     "fedgan": ({"generator": "global", "discriminator": "global"}, None),
+    "fedgan-batch-norm": (
+        {"generator": "global", "discriminator": "global", "generator_norms": "global", "discriminator_norms": "silo"},
+        None,
+    ),
     "fedvae": (ALL_SHARED, ("identical", "identical")),
     "l": (ALL_SHARED, ("symmetrical", "wave")),
     "d": (BRANCHES, ("identical", "identical")),

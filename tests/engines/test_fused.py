@@ -57,7 +57,9 @@ def test_fused_equals_reference(overrides: tuple[str, ...]) -> None:
     assert_one_answer(*trainer_of(config_of(*overrides), UNEQUAL), ROUNDS, IN_CHUNKS)
 
 
-@pytest.mark.parametrize("name", ["+D", "+H+L+D", "fedgan", "group_vaes", "flow_vae with a refiner"])
+@pytest.mark.parametrize(
+    "name", ["+D", "+H+L+D", "fedgan", "group_vaes", "flow_vae with a refiner", "fission_flow of codes"]
+)
 def test_silos_of_several_groups(name: str) -> None:
     """Branches of several groups in one silo, beside silos of one group: two stacks."""
     trainer, start = trainer_of(config_of(*METHODS[name], "sharing.weights=equal-groups"), MIXED)
@@ -94,7 +96,17 @@ def test_what_is_compiled_computes_the_same(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "name", ["+D", "private encoder, kept moments", "fedgan", "moon", "fission_flow", "encoder on samples"]
+    "name",
+    [
+        "+D",
+        "private encoder, kept moments",
+        "fedgan",
+        "fedgan with batch norm",
+        "moon",
+        "fission_flow",
+        "fission_flow of codes",
+        "encoder on samples",
+    ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_silos_in_lanes_compute_the_same(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +165,36 @@ def test_steps_that_are_recorded_compute_the_same(name: str, monkeypatch: pytest
     recorded_by(tape, monkeypatch)
     assert_one_answer(*trainer_of(config_of(*METHODS[name]), UNEQUAL), ROUNDS, IN_CHUNKS)
     assert tape.left < 100
+
+
+def test_a_step_is_recorded_anew_when_another_stage_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was recorded trains the phases of its round, whichever phases train now."""
+
+    @dataclass(frozen=True)
+    class Staged:
+        program: StackProgram
+        training: tuple[int, ...]
+        step: Callable[[], None]
+
+        def replay(self) -> None:
+            now, self.program.training = self.program.training, self.training
+            self.step()
+            self.program.training = now
+
+    recorded = []
+
+    def runner(engine: FusedEngine, program: StackProgram, stack: Stack) -> GraphRunner:
+        def record(warm_up: Callable[[], None], step: Callable[[], None], beside: object) -> Staged:
+            recorded.append(program.training)
+            return Staged(program, program.training, step)
+
+        return GraphRunner(program, "float32", 20, record)
+
+    monkeypatch.setattr(FusedEngine, "_runner", runner)
+    trainer, start = trainer_of(config_of(*METHODS["fission_flow of codes"]), UNEQUAL)
+    assert_one_answer(trainer, start, ROUNDS, IN_CHUNKS)
+    assert set(recorded) == {(0,), (1,)}
+    assert recorded == sorted(recorded)
 
 
 @pytest.mark.parametrize("good", [0, 2], ids=["at once", "later"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.config import AuditConfig, EvaluationConfig
 from fedloom.errors import ConfigError
-from fedloom.evaluation.attacks import targets_of, trained_on
+from fedloom.evaluation.attacks import Target, targets_of, trained_on
 from fedloom.evaluation.auditing import ATTACKS, Audit, Claim, Effort
 from fedloom.evaluation.evidence import Evaluation, Real
 from fedloom.federation.canaries import with_canaries
@@ -187,6 +187,14 @@ def test_members_are_told_from_others_where_they_were_learned_by_heart_and_only_
         assert (row["members"], row["others"]) == (60, 30)
     assert areas["memoriser"] > 0.9
     assert areas["innocent"] == pytest.approx(0.5, abs=0.15)
+
+
+def test_membership_without_a_search_leaves_out_the_closest_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = evaluation(federation(), {"all": images(9, 100)})
+    whole = attacked("membership", found).values
+    monkeypatch.setattr(Target, "reconstructions", None)
+    quick = ATTACKS["membership"](Audit(found, {}, Effort(records=60, samples=1000, search=False))).values
+    assert quick == [row for row in whole if row["attack"] != "closest output"] != whole
 
 
 def test_canaries_that_were_learned_by_heart_refute_a_small_claim() -> None:

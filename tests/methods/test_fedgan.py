@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.base import Job, Result, RoundReport, initial_state
+from fedloom.engines.base import Job, Result, RoundReport, initial_state, site_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, EgressError
 from fedloom.experiment import Experiment, Observer, resume, train
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import OptimizerRule, Setting, make_method
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.sharing.plan import GLOBAL, BlockKey
+from fedloom.sharing.update import Update, pass_egress
 from support import assert_same_run, equal_bits, tiny_config
 
 GENERATOR, DISCRIMINATOR = BlockKey("generator", "all"), BlockKey("discriminator", "all")
@@ -120,9 +121,81 @@ def test_scopes_can_make_it_one_gan_for_each_group(tmp_path: Path) -> None:
     assert generator.sample(3, group=generator.groups[1]).shape == (3, 1, 28, 28)
 
 
+# With batch norm
+
+BATCH_NORM = "method.norm=batch"
+
+
+def test_norms_of_records_stay_at_their_silo_and_no_statistics_are_kept(
+    tiny_federation: Federation, tmp_path: Path
+) -> None:
+    run = train(gan_config(BATCH_NORM, "rounds=2"), tmp_path / "run", tiny_federation)
+    sent = {key: set(block) for row in run.folder.egress() for key, block in row["blocks"].items()}
+    assert sent.keys() == {"generator@all", "discriminator@all", "generator_norms@all"}
+    assert sent["generator_norms@all"] == {f"norms.{n}.{name}" for n in (0, 1) for name in ("weight", "bias")}
+    assert all(row["payloads"] == {"records": {}} for row in run.folder.egress())
+    kept = [
+        {name: tensor for name, tensor in tensors.items() if name.startswith("model/")}
+        for tensors in load_checkpoint(run.folder.path).silos.values()
+    ]
+    own = {f"model/discriminator_norms.norms.0.{name}" for name in ("weight", "bias")}
+    assert [tensors.keys() for tensors in kept] == [own] * len(tiny_federation)
+    # Each has learned its own, from scales of 1 and shifts of 0.
+    scales = torch.stack([tensors["model/discriminator_norms.norms.0.weight"] for tensors in kept])
+    assert len(scales.unique(dim=0)) == len(tiny_federation)
+    assert (scales != 1).any(dim=1).all()
+
+
+def test_the_guard_lets_no_norm_of_records_out(tiny_federation: Federation) -> None:
+    experiment = Experiment.of(gan_config(BATCH_NORM), tiny_federation)
+    plan, site = experiment.method.plan, site_of(tiny_federation, 0)
+    parts = plan.split(experiment.method.build(site).state_dict(), site)
+    (key,) = (key for key in parts if key.block == "discriminator_norms")
+    assert key.owner == f"silo={site.name}"
+    for sent in ({"norms.0.weight": torch.ones(8)}, {"norms.0.running_mean": torch.zeros(8)}):
+        with pytest.raises(EgressError, match="tried to send block 'discriminator_norms@silo="):
+            pass_egress(Update(site.name, 1, {key: sent}, {}), plan, site, parts)
+    general = BlockKey("generator_norms", "all")
+    statistics = {**parts[general], "norms.0.running_mean": torch.zeros(8)}
+    with pytest.raises(EgressError, match=r"tried to send tensor 'norms\.0\.running_mean'"):
+        pass_egress(Update(site.name, 1, {general: statistics}, {}), plan, site, parts)
+
+
+def test_a_silo_goes_on_with_the_norms_that_it_kept(tiny_federation: Federation, tmp_path: Path) -> None:
+    config = gan_config(BATCH_NORM, "rounds=3")
+    train(config, tmp_path / "whole", tiny_federation)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "resumed", tiny_federation, Interrupted())
+    resume(tmp_path / "resumed", tiny_federation)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+
+
+def test_a_sample_is_the_same_whatever_is_sampled_beside_it(tiny_federation: Federation, tmp_path: Path) -> None:
+    generator = train(gan_config(BATCH_NORM), tmp_path / "run", tiny_federation).generator()
+    few, many = (generator.sample(count, group="mnist", seed=3) for count in (2, 40))
+    torch.testing.assert_close(many[:2], few)
+
+
+def test_norms_of_the_generator_that_stay_at_silos_leave_nothing_to_sample(
+    tiny_federation: Federation, tmp_path: Path
+) -> None:
+    scopes = "sharing.scopes.generator_norms=silo"
+    run = train(gan_config(BATCH_NORM, scopes, "evaluation.metrics=[]"), tmp_path / "run", tiny_federation)
+    with pytest.raises(ConfigError, match="'generator_norms@silo=server' never reached the server"):
+        run.generator().sample(2, group="mnist")
+
+
+def test_records_that_share_statistics_are_refused_under_a_mechanism(tiny_federation: Federation) -> None:
+    private = ("privacy.mechanism=dp-sgd", "privacy.epsilon=3", "privacy.delta=1e-3", "privacy.noise=test")
+    Experiment.of(gan_config(*private), tiny_federation).trainer.check_privacy()
+    with pytest.raises(ConfigError, match=r"method.norm = 'batch' .* under privacy.mechanism = 'dp-sgd'.* 'group'"):
+        Experiment.of(gan_config(BATCH_NORM, *private), tiny_federation)
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
+        ("method.norm=layer", "method.norm"),
         ("method.betas=[0.5]", r"method.betas = \[0.5\] must be a list of two numbers of at least 0 and below 1"),
         ("method.betas=[0.5, 1.0]", "method.betas"),
         ("method.generator_rate=0", "method.generator_rate = 0 must be greater than 0"),

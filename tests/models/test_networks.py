@@ -11,10 +11,10 @@ from fedloom.models.networks import NETWORKS, Flat, Routed, network, route
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_encoders_and_decoders_of_every_family_fit_each_other(name: str) -> None:
-    model, shape = ModelConfig(network=name, hidden=(8,), latent=3), (1, 28, 28)
+    model, shape = ModelConfig(network=name, hidden=(8,), latent=4), (1, 28, 28)
     statistics = NETWORKS[name].encoder(model, shape)(torch.rand(2, *shape))
-    assert statistics.shape == (2, 6)
-    assert NETWORKS[name].decoder(model, shape, 3)(statistics[:, :3]).shape == (2, *shape)
+    assert statistics.shape == (2, 8)
+    assert NETWORKS[name].decoder(model, shape, 4)(statistics[:, :4]).shape == (2, *shape)
 
 
 def test_mlp_widths_are_those_of_the_configuration_mirrored_in_the_decoder() -> None:

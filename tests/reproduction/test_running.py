@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from PIL import Image
 from faulty_workers import die, fail, linger
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
+from fedloom.evaluation.auditing import Effort
 from fedloom.experiment import Run, load
 from fedloom.federation.records import Federation
 from fedloom.reproduction import running, stages
@@ -402,6 +404,33 @@ def heads_of(tmp_path: Path, paper: Path, seed: int) -> NeededRun:
     return task
 
 
+def test_tables_of_two_papers_share_a_run(paper: Path, tmp_path: Path) -> None:
+    """It lies with the one that asked first, and both show its numbers and its samples."""
+    declared = tmp_path / "tables"
+    shutil.copytree(declared / "tiny", declared / "other")
+    other = paper.with_name("other")
+    other.mkdir()
+    (other / "README.md").write_text((paper / "README.md").read_text().replace("tiny/", "other/"))
+    carry_out(tasks(paper, rows=("first/d",)), Work(tmp_path / "runs"))
+    again = tasks_of([load_table("other/table1")], paper.parent, rows=["first/d"], seeds=1, more=MORE)
+    assert again == []
+    assert not (other / "results").exists()
+    render_pages(other, [load_table("other/table1")])
+    (result,) = Results.of_papers(paper.parent).found.values()
+    assert result.row == "tiny/table1 first/d"
+    distance = result.metrics["spread/pixels/n30/group=mnist"]
+    assert f"| +D | 30.00 | {distance:.4f} | 0.25 | - | 1 |" in (other / "README.md").read_text()
+    assert (other / "figures" / "first.png").read_bytes() == (paper / "figures" / "first.png").read_bytes()
+    # What the second needs beside goes into the file of the first.
+    table = declared / "other" / "table1.toml"
+    table.write_text(table.read_text().replace('metrics = ["spread"]', 'metrics = ["spread", "memorisation"]'))
+    (task,) = tasks_of([load_table("other/table1")], paper.parent, rows=["first/d"], seeds=1, more=MORE)
+    assert (task.result, task.trial.name) == (
+        paper / "results" / "table1" / "first-d-seed-0.json",
+        "tiny-table1-first-d-seed-0",
+    )
+
+
 def test_heads_are_scored_where_a_table_asks_for_them(paper: Path, tmp_path: Path) -> None:
     task, table = heads_of(tmp_path, paper, 0), load_table("tiny/heads")
     assert task.wanted == ("downstream",)
@@ -430,6 +459,32 @@ def test_a_result_tells_whether_other_records_were_trained_on(paper: Path, tmp_p
         task.result.unlink()
     assert digests[0] == digests[1] != digests[2]
     assert digests[0] == Federations().data(heads_of(tmp_path, paper, 0).trial.config).digest
+
+
+def test_membership_of_the_first_seed_is_told_where_a_table_asks_for_it(
+    paper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+
+    def audit_run(run: Run, *, attacks: list[str], effort: Effort, device: str, federation: object) -> dict[str, Any]:
+        heard.append((attacks, effort.search, device, run.config.seed))
+        scored = (("loss", "group=mnist", 0.5), ("nearest sample", "group=mnist", 0.7), ("loss", "group=b", 0.6))
+        rows = [{"attack": attack, "target": target, "area": area} for attack, target, area in scored]
+        return {"attacks": {"membership": rows}}
+
+    monkeypatch.setattr(stages, "audit_run", audit_run)
+    declared = tmp_path / "tables" / "tiny" / "table1.toml"
+    declared.write_text("membership = true\n" + declared.read_text())
+    asked = tasks(paper, seeds=2, rows=("first/d",))
+    assert [task.wanted for task in asked] == [("spread", "membership"), ("spread",)]
+    carry_out(asked[:1], Work(tmp_path / "runs"))
+    assert heard == [(["membership"], False, "cpu", 0)]
+    found = read_result(asked[0].result).metrics
+    assert {key: value for key, value in found.items() if key.startswith("audit/")} == {
+        "audit/membership-loss/area": 0.6,
+        "audit/membership-nearest-sample/area": 0.7,
+        "audit/membership-best/area": 0.7,
+    }
 
 
 def audited(target: str, way: str, rates: tuple[float | None, ...]) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class StackProgram:
         self._context = WatchedContext(RoundContext(0, 0, ()))
         self._secrets: Sequence[StreamNoise] = ()
         self._round = 0
+        self.training = tuple(range(len(phases)))  # phases that do so in this round
         batching = Batching(stack.model, self._now, precision, compiled, lanes > 0)
         self._gradients = self._by_phase(batching, lanes)
 
@@ -82,6 +83,7 @@ class StackProgram:
         """A new round, and under a mechanism what hides the records of each member of a chunk."""
         self._context, self._secrets, self._round = WatchedContext(context), secrets, context.round
         self._state.begin(context)
+        self.training = tuple(n for n, phase in enumerate(self._phases) if phase.trains_in(context))
 
     def _now(self) -> RoundContext:
         return cast("RoundContext", self._context)
@@ -150,7 +152,7 @@ class StackProgram:
         index, mask, noise = inputs
         silos = len(index)
         received = {name: tensor[:silos] for name, tensor in self._received.items()}
-        for number in range(len(self._phases)):
+        for number in self.training:
             gradients, means = self._gradients[number](self._lent(silos), index, mask, noise[number], received)
             self._state.optimizers[number].step(silos, gradients)
             self._sums[number][:, :silos].add_(means)
@@ -171,8 +173,8 @@ class StackProgram:
 
     def terms(self, steps: Sequence[int]) -> list[dict[str, float]]:
         """The mean of each loss term over each silo's steps."""
-        names = [name for terms in self._terms for name in terms]
-        sums = torch.cat(self._sums).t()[: len(steps)].tolist()
+        names = [name for number in self.training for name in self._terms[number]]
+        sums = torch.cat([self._sums[number] for number in self.training]).t()[: len(steps)].tolist()
         return [
             {name: total / count for name, total in zip(names, row, strict=True)}
             for row, count in zip(sums, steps, strict=True)

@@ -112,7 +112,7 @@ class GraphRunner:
         self, program: StackProgram, precision: Precision, steps: int, record: Recorder, filled: bool = False
     ) -> None:
         self._program, self._precision, self._record, self._filled = program, precision, record, filled
-        self._round = 0
+        self._round, self._training = 0, program.training
         device = next(iter(program.weights.values())).device
         self._buffers = program.buffers(steps)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -120,10 +120,14 @@ class GraphRunner:
         self._records = True  # until it fails
 
     def prepare(self, counts: list[int], round: int) -> None:
-        """Record what is missing; an objective that looks at the round must be recorded anew in each."""
-        if self._program.reads_context and round != self._round:
+        """Record what is missing; an objective that looks at the round must be recorded anew in each.
+
+        So must a step of which other phases are a part from now on.
+        """
+        now, before = (round, self._program.training), (self._round, self._training)
+        if (self._program.reads_context and now != before) or now[1] != before[1]:
             self._recordings.clear()
-        self._round = round
+        self._round, self._training = now
         try:
             for silos in dict.fromkeys(self._recorded_silos(count) for count in counts):
                 if self._records and silos not in self._recordings:

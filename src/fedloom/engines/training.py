@@ -222,7 +222,7 @@ class Trainer:
         for batch, noises in self._batches(silo, task, limit):
             terms: dict[str, Tensor] = {}
             for learner, noise in zip(learners, noises, strict=True):
-                found = plain_step(learner, batch, noise)
+                found = plain_step(learner, batch, noise) if learner.phase.trains_in(task.context) else {}
                 terms |= {f"{learner.phase.name}/{term}": value for term, value in found.items()}
             yield terms
 

@@ -167,7 +167,7 @@ class Target:
         with torch.no_grad():
             return torch.cat(
                 [
-                    functional.softplus(-self.model.judge(rows, groups))
+                    functional.softplus(-self.model.judge(rows, groups, torch.ones_like(groups)))
                     for rows, groups in zip(torch.split(x, ROWS), torch.split(group, ROWS), strict=True)
                 ]
             )

@@ -63,6 +63,7 @@ class Effort:
     records: int = 500  # of each kind, at most
     samples: int = 2000  # of each group
     confidence: float = CONFIDENCE
+    search: bool = True  # for the closest outputs: hundreds of times through the generator, forwards and backwards
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
@@ -228,7 +229,8 @@ def _scores(audit: Audit, target: Target, reference: Records) -> dict[str, Calla
         "nearest sample": lambda records: closeness(records, target.samples_like(records, count)),
         "density of samples": density,
     }
-    if target.modality.compares:  # else no small step in the noise leads from one output to a nearer one
+    # Where records do not compare, no small step in the noise leads from one output to a nearer one.
+    if target.modality.compares and audit.effort.search:
         ways = {"closest output": lambda records: closeness(records, target.reconstructions(records)), **ways}
     if target.has_loss:
         ways = {"loss": lambda records: -target.losses(records), **ways}

@@ -89,6 +89,13 @@ class Phase:
     optimizer: OptimizerRule
     touches_records: bool = True  # only such phases need a privacy mechanism
     at_once: int = 0  # records of a batch that one silo's memory has room for, where it trains by itself; 0: all
+    first: int = 1  # round in which it trains
+    last: int = 0  # 0: none is
+
+    def trains_in(self, context: RoundContext) -> bool:
+        """Whether a round is one of its own: by the round's public number alone, so all silos agree."""
+        number = max(context.round, 1)  # whatever comes before the first round is part of it
+        return self.first <= number and (not self.last or number <= self.last)
 
 
 @dataclass(frozen=True)

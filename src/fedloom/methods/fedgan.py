@@ -3,7 +3,8 @@
 Rasouli, Sun, Rajagopal: "FedGAN: Federated Generative Adversarial Networks for Distributed Data", 2020 (arXiv
 2006.07228), algorithm 1; with the networks of a DCGAN it is the GAN baseline of FissionVAE (Hu et al., IJCAI 2025),
 Table 1, which gives neither widths nor rates: here those of DCGAN. Of ``model`` only ``latent`` and ``channels``
-apply, and the optimiser's settings are the options below, because a GAN needs others than a VAE.
+apply, and the optimiser's settings are the options below, because a GAN needs others than a VAE. With batch norm, that
+of the discriminator, which sees records, stays at its silo; that of the generator comes along with it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Pathway, Phase, Recipe, SampleInputs, Setting, branched
 from fedloom.methods.steps import Merged
 from fedloom.methods.vaes import check_silos, latent_sizes
-from fedloom.models.gan import GAN, dcgan_discriminator, dcgan_generator
+from fedloom.models.gan import GAN, BatchNormGAN, Norm, dcgan_parts
 from fedloom.objectives.adversarial import DiscriminatorLoss, GeneratorLoss
 from fedloom.settings import above
-from fedloom.sharing.plan import GLOBAL, SharingPlan
+from fedloom.sharing.plan import GLOBAL, SILO, SharingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class FedGANOptions:
         },
     )
     keep_optimizer: bool = True
+    norm: Norm = "group"  # of each example alone, or over the batch of a silo
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,20 @@ class BuildGAN:
 
     setting: Setting
     plan: SharingPlan
+    norm: Norm
 
     def __call__(self, site: Site) -> GAN:
         """Both networks with fresh weights, per group where the plan says so."""
-        model, shape = self.setting.model_at(site.name), self.setting.shape
-        return GAN(
-            branched(self.plan, "generator", site, lambda _: dcgan_generator(model, shape)),
-            branched(self.plan, "discriminator", site, lambda _: dcgan_discriminator(model, shape)),
-        )
+        model = self.setting.model_at(site.name)
+        makers = dcgan_parts(model, self.setting.shape, self.norm)
+        parts = (branched(self.plan, block, site, make) for block, make in makers.items())
+        return GAN(*parts) if self.norm == "group" else BatchNormGAN(model.latent, *parts)
 
 
 def from_noise(model: nn.Module, inputs: SampleInputs) -> Tensor:
     """The images that the generator makes of noise."""
     assert isinstance(model, GAN)
-    return model.generate(inputs.noise["z1"], inputs.group)
+    return model.sample(inputs.noise["z1"], inputs.group)
 
 
 def make(setting: Setting, options: FedGANOptions) -> Method:
@@ -66,8 +68,16 @@ def make(setting: Setting, options: FedGANOptions) -> Method:
     if setting.config.model.branches:
         raise ConfigError("model.branches is for decoders; fedgan has one generator for all groups")
     latent = setting.config.model.latent
-    plan = SharingPlan({"generator": GLOBAL, "discriminator": GLOBAL}, setting.groups)
-    plan = plan.with_scopes(setting.config.sharing.scopes)
+    blocks = {"generator": GLOBAL, "discriminator": GLOBAL}
+    if options.norm == "batch":
+        if (mechanism := setting.config.privacy.mechanism) != "none":
+            raise ConfigError(
+                "method.norm = 'batch' lets each record change the losses of all others in its batch, which nothing "
+                f"bounds under privacy.mechanism = '{mechanism}'; use 'group'"
+            )
+        blocks |= {"generator_norms": GLOBAL, "discriminator_norms": SILO}
+    plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
+    generator, discriminator = (tuple(block for block in blocks if block.startswith(n)) for n in ("gen", "dis"))
     check_silos(setting, plan)
     if latent_sizes(setting) != {latent}:
         raise ConfigError("model.silos: generators of different latent sizes are not built; use one model.latent")
@@ -80,22 +90,20 @@ def make(setting: Setting, options: FedGANOptions) -> Method:
     return Method(
         name="fedgan",
         plan=plan,
-        build=BuildGAN(setting, plan),
+        build=BuildGAN(setting, plan, options.norm),
         phases=(
-            Phase(
-                "discriminator", ("discriminator",), DiscriminatorLoss(latent), optimizer(options.discriminator_rate)
-            ),
+            Phase("discriminator", discriminator, DiscriminatorLoss(latent), optimizer(options.discriminator_rate)),
             # Records reach the generator only through the discriminator, which a mechanism has then already protected.
             Phase(
                 "generator",
-                ("generator",),
+                generator,
                 GeneratorLoss(latent),
                 optimizer(options.generator_rate),
                 touches_records=False,
             ),
         ),
         server_step=Merged(),
-        pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x", ("generator",))},
+        pathways={"z1": Pathway({"z1": (latent,)}, from_noise, "z1 ~ N(0, I) -> x", generator)},
         kind=setting.kind_of,
     )
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, OptimizerRule, Phase, Recipe, Setting, branched
+from fedloom.methods.image_codes import FIRST_STAGE, of_codes, with_first_stage
 from fedloom.methods.image_flows import ImageFlow, image_ways
 from fedloom.methods.labels import LabelOptions, require_classes, with_labels
 from fedloom.methods.reflow import with_reflow
@@ -45,6 +46,8 @@ class FissionFlowOptions(LabelOptions):
     solver: Solver = "heun"  # of the way from noise to a sample
     steps: int = field(default=25, metadata=at_least(1))  # of the solver
     guidance: float = field(default=0.0, metadata=at_least(0))  # how far samples lean towards their class
+    latent: Literal["none", "vae"] = "none"  # of what: pixels, or the codes of a VAE with model's settings
+    latent_rounds: int = field(default=0, metadata=at_least(0))  # the first ones, in which the VAE learns, and alone
     reflow: int = field(default=0, metadata=at_least(0))  # Euler's steps, on ways the server straightens; 0: none
 
     @property
@@ -79,25 +82,18 @@ class Build:
 
 def make(setting: Setting, options: FissionFlowOptions) -> Method:
     """The upward half GROUP, all else GLOBAL, unless ``sharing.scopes`` says otherwise."""
+    coded = options.latent == "vae"
+    whole, setting = setting, of_codes(setting, options.latent_rounds) if coded else setting
     options.size.check(setting.shape)
     labelled = "label" in options.told
     if labelled:
         require_classes(setting, "fission_flow")
-    blocks = {"embedding": GLOBAL, "down": GLOBAL, "middle": GLOBAL, "up": GROUP}
+    blocks = {"embedding": GLOBAL, "down": GLOBAL, "middle": GLOBAL, "up": GROUP} | (FIRST_STAGE if coded else {})
     plan = SharingPlan(blocks, setting.groups).with_scopes(setting.config.sharing.scopes)
     classes = len(setting.classes) if labelled else 0
-    objective = RectifiedFlow(
-        setting.shape,
-        classes,
-        options.path,
-        options.times,
-        options.weight,
-        options.draws,
-        options.unlabelled if labelled else 0.0,
-        Augmentation(options.flips, options.shifts),
-        options.size.dropped,
-        options.dropout,
-    )
+    drawn = options.path, options.times, options.weight, options.draws
+    seen = options.unlabelled if labelled else 0.0, Augmentation(options.flips, options.shifts)
+    objective = RectifiedFlow(setting.shape, classes, *drawn, *seen, options.size.dropped, options.dropout)
     flow = ImageFlow(options.solver, options.steps, options.widths[0], classes, options.guidance)
     at_once = options.size.at_once(setting.shape, options.draws, setting.config.engine.pass_memory)
     made = Method(
@@ -108,7 +104,8 @@ def make(setting: Setting, options: FissionFlowOptions) -> Method:
         server_step=Merged(),
         pathways=image_ways(flow, setting.shape, tuple(blocks), options.reflow),
     )
-    made = with_labels(made, setting, options) if labelled else made
+    made = with_first_stage(made, whole, options.latent_rounds) if coded else made
+    made = with_labels(made, whole, options) if labelled else made
     return with_reflow(made, flow, setting, at_once) if options.reflow else made
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedloom.errors import ConfigError
 from fedloom.methods.base import Pathway, SampleInputs
 from fedloom.models.flow import SOLVERS, Solver
-from fedloom.models.unet import FlowUNet
+from fedloom.models.unet import VelocityBlocks
 from fedloom.objectives.rectified_flow import pixels
 
 AT_ONCE = 2**27  # numbers in the largest layer of a pass: a fixed one, so that no sample depends on the machine
@@ -29,17 +29,21 @@ class ImageFlow:
 
     def __call__(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
         """Images."""
+        return pixels(self.drawn(model, inputs))
+
+    def drawn(self, model: nn.Module, inputs: SampleInputs) -> Tensor:
+        """What the noise of samples is carried to."""
         label = inputs.condition if self.labelled else torch.full_like(inputs.group, self.classes)
-        return pixels(self.ends(model, inputs.noise["e"], inputs.group, label))
+        return self.ends(model, inputs.noise["e"], inputs.group, label)
 
     def ends(self, model: nn.Module, start: Tensor, group: Tensor, label: Tensor) -> Tensor:
         """Where noise is carried to, as many at a time as fit: what a solver needs does not grow with its steps."""
-        assert isinstance(model, FlowUNet)
+        assert isinstance(model, VelocityBlocks)
         rows = max(1, AT_ONCE // (self.width * start.shape[2] * start.shape[3]))
         parts = zip(*(torch.split(column, rows) for column in (start, group, label)), strict=True)
         return torch.cat([self._carried(model, *part) for part in parts])
 
-    def _carried(self, model: FlowUNet, start: Tensor, group: Tensor, label: Tensor) -> Tensor:
+    def _carried(self, model: VelocityBlocks, start: Tensor, group: Tensor, label: Tensor) -> Tensor:
         nobodys = torch.full_like(label, self.classes)
 
         def velocity(x: Tensor, time: Tensor) -> Tensor:

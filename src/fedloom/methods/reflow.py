@@ -102,6 +102,8 @@ class Reflow(ServerStep):
 def with_reflow(method: Method, flow: ImageFlow, setting: Setting, at_once: int) -> Method:
     """The method with a last round that straightens its ways; refused where the server lacks a block, or is busy."""
     server = setting.config.server
+    if len(method.phases) > 1:
+        raise ConfigError("method.reflow straightens the ways of pixels; it needs method.latent = 'none'")
     for block, rule in method.plan.blocks.items():
         if block not in method.plan.merged:
             raise ConfigError(f"method.reflow straightens what the server has, but block '{block}' is '{rule.scope}'")

@@ -1,7 +1,7 @@
 """Convolutional networks for images of any size: halved on the way in, doubled on the way out.
 
-No batch norm: its running statistics would be averaged between groups whose images differ, and each example would
-depend on the others in its batch, which rules out a bound per example.
+No batch norm of their own: its statistics would be of groups whose images differ, and each example would depend on the
+others in its batch, which rules out a bound per example. A network may be lent norms from outside.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -44,6 +45,7 @@ def padding(size: Size) -> tuple[Size, Size]:
 
 
 Between = Callable[[int], list[nn.Module]]  # the layers that follow a convolution of so many channels
+Chain = Callable[[list[nn.Module]], nn.Module]  # how layers are called: one after the other, or with what is lent
 
 
 def relu(_: int) -> list[nn.Module]:
@@ -51,22 +53,48 @@ def relu(_: int) -> list[nn.Module]:
     return [nn.ReLU()]
 
 
+def downward_layers(shape: tuple[int, ...], channels: Sequence[int], between: Between = relu) -> list[nn.Module]:
+    """A convolution of stride 2 for each width, and what follows it."""
+    layers: list[nn.Module] = []
+    *sizes, _ = halvings(shape, len(channels))
+    for size, (before, after) in zip(sizes, itertools.pairwise((shape[0], *channels)), strict=True):
+        layers += [nn.Conv2d(before, after, KERNEL, STRIDE, padding(size)[0]), *between(after)]
+    return layers
+
+
+def upward_layers(channels: Sequence[int], shape: tuple[int, ...], between: Between = relu) -> list[nn.Module]:
+    """Transposed convolutions through the same sizes in reverse."""
+    layers: list[nn.Module] = []
+    *sizes, _ = halvings(shape, len(channels))
+    for size, (before, after) in zip(reversed(sizes), itertools.pairwise((*channels[::-1], shape[0])), strict=True):
+        layers += [*between(before), nn.ConvTranspose2d(before, after, KERNEL, STRIDE, *padding(size))]
+    return layers
+
+
+def one_after_the_other(layers: list[nn.Module]) -> nn.Module:
+    """The usual chain."""
+    return nn.Sequential(*layers)
+
+
 class Downwards(nn.Module):
     """From an image to numbers: a convolution of stride 2 for each width in ``channels``, then a linear layer."""
 
-    def __init__(self, shape: tuple[int, ...], channels: Sequence[int], outputs: int, between: Between = relu) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        channels: Sequence[int],
+        outputs: int,
+        between: Between = relu,
+        chain: Chain = one_after_the_other,
+    ) -> None:
         super().__init__()
-        *sizes, grid = halvings(shape, len(channels))
-        widths = (shape[0], *channels)
-        layers: list[nn.Module] = []
-        for size, (before, after) in zip(sizes, itertools.pairwise(widths), strict=True):
-            layers += [nn.Conv2d(before, after, KERNEL, STRIDE, padding(size)[0]), *between(after)]
-        self.layers = nn.Sequential(*layers)
-        self.last = nn.Linear(widths[-1] * math.prod(grid), outputs)
+        self.layers = chain(downward_layers(shape, channels, between))
+        grid = halvings(shape, len(channels))[-1]
+        self.last = nn.Linear((shape[0], *channels)[-1] * math.prod(grid), outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *lent: Any) -> Tensor:
         """Images to rows of numbers."""
-        output: Tensor = self.last(self.layers(x).flatten(1))
+        output: Tensor = self.last(self.layers(x, *lent).flatten(1))
         return output
 
 
@@ -76,20 +104,22 @@ class Upwards(nn.Module):
     The linear layer is itself a transposed convolution, of a single point with a kernel as large as the first grid.
     """
 
-    def __init__(self, inputs: int, channels: Sequence[int], shape: tuple[int, ...], between: Between = relu) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        channels: Sequence[int],
+        shape: tuple[int, ...],
+        between: Between = relu,
+        chain: Chain = one_after_the_other,
+    ) -> None:
         super().__init__()
-        *sizes, grid = halvings(shape, len(channels))
-        widths = (*channels[::-1], shape[0])
-        self.grid = (widths[0], *grid)
+        self.grid = ((shape[0], *channels)[-1], *halvings(shape, len(channels))[-1])
         self.first = nn.Linear(inputs, math.prod(self.grid))
-        layers: list[nn.Module] = []
-        for size, (before, after) in zip(reversed(sizes), itertools.pairwise(widths), strict=True):
-            layers += [*between(before), nn.ConvTranspose2d(before, after, KERNEL, STRIDE, *padding(size))]
-        self.layers = nn.Sequential(*layers)
+        self.layers = chain(upward_layers(channels, shape, between))
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, *lent: Any) -> Tensor:
         """Rows of numbers to images."""
-        output: Tensor = self.layers(self.first(z).reshape(-1, *self.grid))
+        output: Tensor = self.layers(self.first(z).reshape(-1, *self.grid), *lent)
         return output
 
 

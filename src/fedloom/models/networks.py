@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from fedloom.config import ModelConfig
 from fedloom.errors import ConfigError
 from fedloom.models.convolutional import conv_decoder, conv_encoder
+from fedloom.models.grid import grid_decoder, grid_encoder
 from fedloom.registry import Registry
 
 Shape = tuple[int, ...]
@@ -173,6 +174,11 @@ _OWN = {
         conv_encoder,
         conv_decoder,
         "convolutions of the widths in model.channels, transposed in the decoder; linear layers above z1",
+    ),
+    "grid": Network(
+        grid_encoder,
+        grid_decoder,
+        "convolutions alone, of the widths in model.channels; latents lie on the grid to which they halve an image",
     ),
     "deeper-mlp-conv": Network(
         mlp_encoder,

@@ -18,6 +18,7 @@ from torch.nn import functional
 from fedloom.errors import ConfigError
 from fedloom.models.convolutional import require_images
 from fedloom.models.networks import route_all
+from fedloom.models.vae import VAE
 from fedloom.outline import in_outline
 
 NORM_GROUPS = 8  # at most; fewer where they do not divide a width
@@ -257,12 +258,13 @@ class Embedding(nn.Module):
         return output
 
 
-class FlowUNet(nn.Module):
+class VelocityBlocks(nn.Module):
     """Blocks ``embedding``, ``down``, ``middle`` and ``up``: the velocity of an image between noise and record."""
 
-    def __init__(self, embedding: nn.Module, down: nn.Module, middle: nn.Module, up: nn.Module) -> None:
-        super().__init__()
-        self.embedding, self.down, self.middle, self.up = embedding, down, middle, up
+    embedding: nn.Module
+    down: nn.Module
+    middle: nn.Module
+    up: nn.Module
 
     def velocity(self, x: Tensor, time: Tensor, group: Tensor, label: Tensor, kept: Tensor | None = None) -> Tensor:
         """dx / dt of each image at its time (a column), by the branches of its own group."""
@@ -271,3 +273,19 @@ class FlowUNet(nn.Module):
         lowest = route_all(self.middle, (seen[-1], guide), group)
         found: Tensor = route_all(self.up, (lowest, seen, guide), group)
         return found.float()
+
+
+class FlowUNet(VelocityBlocks):
+    """Those blocks alone."""
+
+    def __init__(self, embedding: nn.Module, down: nn.Module, middle: nn.Module, up: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.down, self.middle, self.up = embedding, down, middle, up
+
+
+class CodeFlow(VAE, VelocityBlocks):
+    """Those blocks for the codes of a VAE, whose blocks ``encoder`` and ``decoder`` are beside them."""
+
+    def __init__(self, vae: VAE, flow: FlowUNet) -> None:
+        super().__init__(vae.encoder, vae.decoder, vae.prior_means, vae.likelihood)
+        self.embedding, self.down, self.middle, self.up = flow.embedding, flow.down, flow.middle, flow.up

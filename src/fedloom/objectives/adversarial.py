@@ -32,10 +32,10 @@ class DiscriminatorLoss:
         assert isinstance(model, GAN)
         batch = step.batch
         with torch.no_grad():
-            fake = model.generate(step.noise["z1"], batch.group)
+            fake = model.generate(step.noise["z1"], batch.group, batch.mask)
         terms = {
-            "real": functional.softplus(-model.judge(batch.x, batch.group)),
-            "fake": functional.softplus(model.judge(fake, batch.group)),
+            "real": functional.softplus(-model.judge(batch.x, batch.group, batch.mask)),
+            "fake": functional.softplus(model.judge(fake, batch.group, batch.mask)),
         }
         return Losses(terms["real"] + terms["fake"], terms)
 
@@ -54,5 +54,6 @@ class GeneratorLoss:
     def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
         assert isinstance(model, GAN)
-        loss = functional.softplus(-model.judge(model.generate(step.noise["z1"], step.batch.group), step.batch.group))
-        return Losses(loss, {})
+        group, mask = step.batch.group, step.batch.mask
+        fake = model.generate(step.noise["z1"], group, mask)
+        return Losses(functional.softplus(-model.judge(fake, group, mask)), {})

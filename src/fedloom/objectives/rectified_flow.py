@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.unet import FlowUNet
+from fedloom.models.unet import CodeFlow, VelocityBlocks
 from fedloom.objectives.base import Losses, Step
 
 PathName = Literal["straight", "arc"]
@@ -109,9 +109,13 @@ class RectifiedFlow:
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each example."""
-        assert isinstance(model, FlowUNet)
+        assert isinstance(model, VelocityBlocks)
+        return self.towards(self.augmentation(centred(step.batch.x), step.noise), model, step)
+
+    def towards(self, x: Tensor, model: VelocityBlocks, step: Step) -> Losses:
+        """The same for ways that end at x."""
         batch, noise, path = step.batch, step.noise, PATHS[self.path]
-        x, label = self.augmentation(centred(batch.x), noise), self._told(batch.y, noise)
+        label = self._told(batch.y, noise)
         losses = []
         for draw in range(self.draws):  # one after the other, so that each row of a layer belongs to one example
             time, start = TIMES[self.times](noise["time"][:, draw]), noise["e"][:, draw]
@@ -136,6 +140,30 @@ class RectifiedFlow:
 
 
 @dataclass(frozen=True)
+class OfCodes:
+    """The same for a code of each record, drawn by an encoder that learns nothing from it.
+
+    Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", CVPR 2022 (arXiv 2112.10752),
+    equation 2, with a flow in the place of diffusion.
+    """
+
+    flow: RectifiedFlow  # of images of the shape of a code
+
+    @property
+    def noise(self) -> Mapping[str, tuple[int, ...]]:
+        """What the flow needs, and what the code is drawn by."""
+        return {**self.flow.noise, "z1": (math.prod(self.flow.image),)}
+
+    def __call__(self, model: nn.Module, step: Step) -> Losses:
+        """The loss for each example."""
+        assert isinstance(model, CodeFlow)
+        with torch.no_grad():
+            x = self.flow.augmentation(step.batch.x, step.noise)
+            code = model.encode(x, step.batch.group).sample(step.noise["z1"])
+        return self.flow.towards(code.reshape(-1, *self.flow.image), model, step)
+
+
+@dataclass(frozen=True)
 class Straightened:
     """|v((1 - t) e + t z, t) - (z - e)|^2 on pairs of noise e and the end z to which a flow carries it.
 
@@ -152,7 +180,7 @@ class Straightened:
 
     def __call__(self, model: nn.Module, step: Step) -> Losses:
         """The loss for each pair."""
-        assert isinstance(model, FlowUNet)
+        assert isinstance(model, VelocityBlocks)
         (start, end), time = step.batch.x.chunk(2, dim=1), TIMES["uniform"](step.noise["time"])
         t = time[:, :, None, None]
         label = torch.where(step.batch.y < 0, self.classes, step.batch.y)

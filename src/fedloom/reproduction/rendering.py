@@ -44,7 +44,7 @@ def page_of(paper: Path, table: Table) -> Path:
 
 def render_pages(paper: Path, tables: Sequence[Table]) -> list[Path]:
     """Put tables where their places are in a paper's pages; returns the pages that have changed."""
-    results, changed = Results.read(paper / "results"), dict[Path, None]()
+    results, changed = Results.of_papers(paper.parent), dict[Path, None]()
     for table in tables:
         page, (start, end) = page_of(paper, table), marks(table.name)
         before = page.read_text(encoding="utf-8")

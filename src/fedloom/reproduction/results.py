@@ -50,22 +50,27 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Results:
-    """All results of a paper by their files, whichever table asked for them."""
+    """All results by their files, whichever table asked for them."""
 
     found: Mapping[Path, RunResult]
 
     @classmethod
-    def read(cls, folder: Path) -> Results:
-        """Every result file in a paper's folder; no run may have two of them."""
+    def read(cls, *folders: Path) -> Results:
+        """Every result file in these folders; no run may have two of them."""
         found: dict[Path, RunResult] = {}
         files: dict[tuple[str, int], Path] = {}
-        for path in sorted(folder.rglob("*.json")):
+        for path in sorted(path for folder in folders for path in folder.rglob("*.json")):
             result = read_result(path)
             first = files.setdefault((result.config, result.seed), path)
             if first != path:
                 raise RunFolderError(f"{first} and {path} are results of one run with seed {result.seed}; keep one")
             found[path] = result
         return cls(found)
+
+    @classmethod
+    def of_papers(cls, papers: Path) -> Results:
+        """Those of all papers: a run that tables of several ask for lies with the one that asked first."""
+        return cls.read(*papers.glob("*/results"))
 
     def of(self, config: str) -> list[RunResult]:
         """The repetitions of a run, by seed."""

@@ -22,7 +22,7 @@ from fedloom.federation.records import Federation
 from fedloom.reproduction.figures import add_to_figures, draw_latents
 from fedloom.reproduction.results import Results, RunResult, evaluation_of, read_result, result_path
 from fedloom.reproduction.stages import STAGES
-from fedloom.reproduction.tables import Row, Table, chosen_rows
+from fedloom.reproduction.tables import Row, Table, chosen_rows, paper_names
 from fedloom.sweep import Federations, Outcome, Pack, Trial, packs_of, train_pack
 
 FID = ("frechet", "inception-score")  # what the network of the standard FID is asked for
@@ -78,7 +78,7 @@ def tasks_of(
 ) -> list[NeededRun]:
     """What no result file holds yet, one seed after the other; a run that several tables share is one task."""
     tasks: dict[tuple[str, int], NeededRun] = {}
-    known = {table.paper: Results.read(papers / table.paper / "results") for table in tables}
+    known = Results.of_papers(papers)
     chosen = [(table, row, row.identity) for table, row in chosen_rows(tables, rows) if row.preset]
     for seed in range(seeds):
         for table, row, known_as in chosen:
@@ -87,7 +87,7 @@ def tasks_of(
             key = known_as, seed
             wanted = (*settings.metrics, *table.stages(seed), *(f"{INCEPTION}/{name}" for name in FID if inception))
             if key not in tasks:
-                tasks[key] = _task(table, row, known_as, config, settings, papers / table.paper, known[table.paper])
+                tasks[key] = _task(table, row, known_as, config, settings, papers / table.paper, known)
             elif tasks[key].evaluation != evaluation_of(settings):
                 raise ConfigError(_conflict(tasks[key], table, row, settings))
             tasks[key] = replace(tasks[key], wanted=tuple(dict.fromkeys([*tasks[key].wanted, *wanted])))
@@ -102,7 +102,8 @@ def _task(
     """A run under the name and in the file that it has, if another table asked for it before."""
     found = known.file_of(known_as, config.seed)
     path = found or result_path(paper, table.name, row.id, config.seed)
-    name = "-".join((table.paper, *path.relative_to(paper / "results").with_suffix("").parts))
+    asker, _, *rest = path.relative_to(paper.parent).with_suffix("").parts
+    name = "-".join((asker, *rest))
     # What is measured is asked for afterwards, so that it is no part of what a run folder is.
     plain = replace(config, evaluation=EvaluationConfig(metrics=(), trackers=()))
     earlier = known.found[found] if found else None
@@ -166,11 +167,12 @@ def _carried_out(
 
 
 def _picture(tasks: Sequence[NeededRun], work: Work) -> None:
-    for paper in {task.paper for task in tasks}:
-        ended = [task for task in tasks if task.paper == paper and task.result.is_file()]
-        folders = [(task.identity, work.out / task.trial.name) for task in ended]
-        # Several seeds of a run have one identity, and the first of them is shown.
-        add_to_figures({key: load(folder) for key, folder in reversed(folders) if folder.is_dir()}, paper)
+    ended = [(task.identity, work.out / task.trial.name) for task in tasks if task.result.is_file()]
+    # Several seeds of a run have one identity, and the first of them is shown.
+    runs = {key: load(folder) for key, folder in reversed(ended) if folder.is_dir()}
+    for papers in {task.paper.parent for task in tasks}:
+        for paper in filter(Path.is_dir, (papers / name for name in paper_names())):
+            add_to_figures(runs, paper)
 
 
 def _measured(run: Run, task: NeededRun, work: Work, federation: Federation) -> RunResult:

@@ -1,4 +1,4 @@
-"""What a table may ask for beside metrics of the evaluation: heads on synthetic records, and the audit of outliers.
+"""What a table may ask for beside metrics of the evaluation: heads on synthetic records, and two attacks of the audit.
 
 Each gives its findings as metrics under its own name, so that a column can show them.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fedloom.audit import audit_run
 from fedloom.downstream.stage import downstream
+from fedloom.evaluation.auditing import Effort
 from fedloom.experiment import Run
 from fedloom.federation.records import Federation
 from fedloom.reproduction.tables import Row
@@ -47,4 +48,19 @@ def exposure(run: Run, _: Row, federation: Federation, device: str) -> dict[str,
     return found
 
 
-STAGES: dict[str, Stage] = {"downstream": heads, "audit": exposure}
+def membership(run: Run, _: Row, federation: Federation, device: str) -> dict[str, float]:
+    """How often a training record scores above a held-out one, by each attack's best target, and by the best attack.
+
+    Without the search for closest outputs: through the many steps of a flow it takes longer than the run.
+    """
+    effort = Effort(search=False)
+    audit = audit_run(run, attacks=["membership"], effort=effort, device=device, federation=federation)
+    found: dict[str, float] = {}
+    for row in audit["attacks"]["membership"]:
+        for attack in (row["attack"].replace(" ", "-"), "best"):
+            key = f"audit/membership-{attack}/area"
+            found[key] = max(found.get(key, 0.0), row["area"])
+    return found
+
+
+STAGES: dict[str, Stage] = {"downstream": heads, "audit": exposure, "membership": membership}

@@ -117,6 +117,7 @@ class Table:
     evaluation: dict[str, Any] = field(default_factory=dict)  # on top of the presets' own
     downstream: bool = False  # heads and mixtures are measured as well
     audit: bool = False  # the exposure of outliers as well, of the first seed: it takes as long as all metrics
+    membership: bool = False  # how well training records are told from others as well, of the first seed
     brief: bool = False  # without devices, seconds and commands: for the one screen that says what was found
     compared: tuple[str, ...] = ()  # titles of two columns, published and measured, to be compared in order and ratio
     curve: Drawing = field(default_factory=Drawing)
@@ -143,7 +144,8 @@ class Table:
 
     def stages(self, seed: int) -> list[str]:
         """What is measured of a run beside metrics."""
-        return ["downstream"] * self.downstream + ["audit"] * (self.audit and seed == 0)
+        of_the_first = {"audit": self.audit, "membership": self.membership} if seed == 0 else {}
+        return ["downstream"] * self.downstream + [name for name, asked in of_the_first.items() if asked]
 
     def column(self, title: str) -> Column:
         """A column by its title."""
@@ -164,6 +166,11 @@ def table_names() -> list[str]:
     """Every table that can be reproduced, such as ``fissionvae/table1``."""
     files = (path.relative_to(TABLES).with_suffix("") for path in TABLES.rglob("*.toml"))
     return sorted(str(file) for file in files if file.name != COLUMNS)
+
+
+def paper_names() -> list[str]:
+    """Every paper that has tables."""
+    return list(dict.fromkeys(name.partition("/")[0] for name in table_names()))
 
 
 def load_table(name: str) -> Table:

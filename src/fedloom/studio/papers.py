@@ -60,7 +60,7 @@ class ShownPart:
 def parts_of_table(name: str, papers: Path, live_runs: Iterable[LiveRun]) -> list[ShownPart]:
     """All parts of a table, with what result files under ``papers`` say."""
     found = declared(name)
-    results = Results.read(papers / found.table.paper / "results")
+    results = Results.of_papers(papers)
     runs: dict[str, list[LiveRun]] = {}
     for live_run in live_runs:
         for identity in live_run.summary.identities:
