@@ -1,0 +1,64 @@
+"""However many ranks carry out a round, what comes of it has the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.one_answer import LARGER, METHODS, PRIVATE, Lived, config_of, rounds_of, trainer_of
+from engines.ranks_here import ranked
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.pieces import Divisible
+from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.training import Trainer
+from support import equal_bits
+
+# A silo that sits out a round trains on another rank in the next one.
+ATTENDANCE = ((0, 1, 2, 3, 4), (1, 3, 4), (0, 1, 2, 3, 4))
+ENGINES: dict[str, Callable[[Trainer], Divisible]] = {
+    "reference": ReferenceEngine,
+    "fused": lambda trainer: FusedEngine(trainer, FusedOptions(torch.device("cpu"), chunk=2)),
+}
+WITH_NOISE = {
+    "dp": (),
+    "dp, private encoder, kept moments": METHODS["private encoder, kept moments"],
+    "dp, bounds that move": ("privacy.clipping=quantile",),
+    "dp of histograms": METHODS["align_fl of a histogram"],
+}
+QUICK = ("fedvae", "+D", "private encoder, kept moments", "branches of two architectures", "fedgan", "equal groups")
+CASES = {**METHODS, **{name: (*PRIVATE, *overrides) for name, overrides in WITH_NOISE.items()}}
+MARKED = [name if name in {*QUICK, *WITH_NOISE} else pytest.param(name, marks=pytest.mark.system) for name in CASES]
+SHARED = ("local.optimizer=sgd", "local.keep_optimizer=false", "local.steps=1", "privacy.trust=distributed")
+
+
+def assert_same_bits(ours: Lived, wanted: Lived) -> None:
+    (our_state, our_reports, our_results), (state, reports, results) = ours, wanted
+    for found, expected in (
+        (our_state.server.blocks, state.server.blocks),
+        (our_state.server.averages, state.server.averages),
+    ):
+        assert found.keys() == expected.keys()
+        assert all(equal_bits(found[key], tensors) for key, tensors in expected.items())
+    assert equal_bits(our_state.server.memory, state.server.memory)
+    assert our_state.silos.keys() == state.silos.keys()
+    assert all(equal_bits(our_state.silos[silo].tensors, kept.tensors) for silo, kept in state.silos.items())
+    assert our_reports == reports
+    assert sorted(result.silo for result in our_results) == sorted(result.silo for result in results)
+
+
+@pytest.mark.parametrize("method", MARKED)
+def test_ranks_change_no_bit(method: str, tmp_path: Path) -> None:
+    """One engine on two ranks, the other one on four, in turns."""
+    config = config_of("local.epochs=1", *CASES[method])
+    start = trainer_of(config, LARGER)[1]
+    for size, engine in zip((2, 4) if len(method) % 2 else (4, 2), ENGINES.values(), strict=True):
+
+        def make(engine: Callable[[Trainer], Divisible] = engine) -> Divisible:
+            return engine(trainer_of(config, LARGER)[0])
+
+        alone = rounds_of(make(), start, ATTENDANCE)
+        with ranked(make, size, tmp_path) as (ours, _):
+            assert_same_bits(rounds_of(ours, start, ATTENDANCE), alone)
