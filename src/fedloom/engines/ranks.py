@@ -8,10 +8,12 @@ be added in an order that is known, which no reduction of a library promises.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 
+T = TypeVar("T")
 LEADER = 0
 PATIENCE = timedelta(days=365)  # a rank waits for as long as the leader evaluates; one that died is known at once
 
@@ -59,32 +62,24 @@ class TorchRanks:
     def tell(self, rank: int, frame: Frame) -> None:
         """First its length, because who waits must make room."""
         data = torch.frombuffer(bytearray(frame.to_bytes()), dtype=torch.uint8)
-        try:
-            dist.send(torch.tensor([len(data)]), rank)
-            dist.send(data, rank)
-        except RuntimeError as error:
-            raise _lost(rank) from error
+        _interruptibly(lambda: (dist.send(torch.tensor([len(data)]), rank), dist.send(data, rank)), rank)
 
     def hear(self, rank: int) -> Frame:
         """In the order in which they were told."""
-        length = torch.zeros(1, dtype=torch.int64)
-        try:
+
+        def received() -> bytes:
+            length = torch.zeros(1, dtype=torch.int64)
             dist.recv(length, rank)
             data = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(data, rank)
-        except RuntimeError as error:
-            raise _lost(rank) from error
-        return Frame.of_bytes(data.numpy().tobytes())
+            return data.numpy().tobytes()
+
+        return Frame.of_bytes(_interruptibly(received, rank))
 
     def close(self) -> None:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torch's launcher, or another that sets the same variables, has started this process."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
 
 
 def joined(environment: Mapping[str, str] = os.environ) -> TorchRanks:
@@ -120,6 +115,22 @@ def place(environment: Mapping[str, str] = os.environ) -> None:
     if ranks > count:
         raise ConfigError(f"{ranks} ranks on this machine need a GPU each, and it has {count}; start so many at most")
     torch.cuda.set_device(number)
+
+
+def _interruptibly(talk: Callable[[], T], rank: int) -> T:
+    """Talk to another rank beside this thread, which hears of signals meanwhile."""
+    found: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
+
+    def talked() -> None:
+        try:
+            found.put(talk())
+        except RuntimeError as error:
+            found.put(error)
+
+    threading.Thread(target=talked, daemon=True).start()
+    if isinstance(came := found.get(), RuntimeError):
+        raise _lost(rank) from came
+    return came
 
 
 def _lost(rank: int) -> LostRankError:
