@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from fedloom.config import Config
 from fedloom.engines.flower.frames import Frame
 from fedloom.engines.pieces import Divisible
 from fedloom.engines.ranked import RankedEngine, dismiss, follow
 from fedloom.engines.ranks import LEADER
+from fedloom.experiment.on_ranks import Leader, follow_leader
 from fedloom.runs.stacks import Overflow
 
 PATIENCE = 60.0  # seconds until a frame that never comes fails a test
@@ -56,5 +59,19 @@ def ranked(make: Callable[[], Divisible], size: int, folder: Path) -> Iterator[t
         finally:
             dismiss(ranks[LEADER])
             engine.close()
+            for follower in followers:
+                follower.result(PATIENCE)
+
+
+@contextmanager
+def led(size: int, given: Callable[[int], Config | None] = lambda _: None) -> Iterator[Leader]:
+    """Rank 0 of a run, while the others follow it, each of which was ``given`` a configuration."""
+    ranks = threads(size)
+    with ThreadPoolExecutor(size) as pool:
+        followers = [pool.submit(follow_leader, each, partial(given, each.rank)) for each in ranks[1:]]
+        try:
+            yield Leader(ranks[LEADER])
+        finally:
+            dismiss(ranks[LEADER])
             for follower in followers:
                 follower.result(PATIENCE)

@@ -11,9 +11,10 @@ import torch
 from engines.one_answer import LARGER, METHODS, PRIVATE, Lived, config_of, rounds_of, trainer_of
 from engines.ranks_here import ranked
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.pieces import Divisible
+from fedloom.engines.pieces import Divisible, RoundPiece, shares_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
+from fedloom.runs.stacks import Distant
 from support import equal_bits
 
 # A silo that sits out a round trains on another rank in the next one.
@@ -31,7 +32,6 @@ WITH_NOISE = {
 QUICK = ("fedvae", "+D", "private encoder, kept moments", "branches of two architectures", "fedgan", "equal groups")
 CASES = {**METHODS, **{name: (*PRIVATE, *overrides) for name, overrides in WITH_NOISE.items()}}
 MARKED = [name if name in {*QUICK, *WITH_NOISE} else pytest.param(name, marks=pytest.mark.system) for name in CASES]
-SHARED = ("local.optimizer=sgd", "local.keep_optimizer=false", "local.steps=1", "privacy.trust=distributed")
 
 
 def assert_same_bits(ours: Lived, wanted: Lived) -> None:
@@ -62,3 +62,25 @@ def test_ranks_change_no_bit(method: str, tmp_path: Path) -> None:
         alone = rounds_of(make(), start, ATTENDANCE)
         with ranked(make, size, tmp_path) as (ours, _):
             assert_same_bits(rounds_of(ours, start, ATTENDANCE), alone)
+
+
+def test_what_silos_keep_stays_where_they_train_and_moves_with_them(tmp_path: Path) -> None:
+    """By steps 8 and 4 against 6, 4 and 2; whoever trains alone does so on the first rank."""
+    trainer, start = trainer_of(config_of(*METHODS["private encoder, kept moments"]), LARGER)
+    everybody = (0, 1, 2, 3, 4)
+    with ranked(lambda: ReferenceEngine(trainer), 2, tmp_path) as (engine, ranks):
+        state, _, _ = rounds_of(engine, start, [everybody, everybody])
+        assert ranks.asked == ["order", "order"]
+        distant = {silo for silo, kept in state.silos.items() if isinstance(kept.source, Distant)}
+        assert distant == {0, 2, 3}
+        state, _, _ = rounds_of(engine, state, [(2,)])
+        assert ranks.asked[2:] == ["state", "forget"]
+        assert not isinstance(state.silos[2].source, Distant)
+        assert isinstance(state.silos[3].source, Distant)
+
+
+def test_pieces_are_dealt_by_their_steps() -> None:
+    pieces = [RoundPiece((silo,), steps) for silo, steps in enumerate([2, 7, 3, 3, 1])]
+    assert shares_of(pieces, 1) == [[0, 1, 2, 3, 4]]
+    assert shares_of(pieces, 2) == [[1, 4], [0, 2, 3]]
+    assert shares_of(pieces[:2], 4) == [[1], [0], [], []]
