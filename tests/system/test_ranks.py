@@ -49,7 +49,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_runs_of_any_number_of_ranks_are_equal(ranks: int, alone: Path, tmp_path: Path) -> None:
-    done = torchrun(ranks, "-m", "fedloom", "run", file_of(tmp_path, *KEEPING, *PRIVATE), "--out", str(tmp_path / "run"))
+    done = torchrun(
+        ranks, "-m", "fedloom", "run", file_of(tmp_path, *KEEPING, *PRIVATE), "--out", str(tmp_path / "run")
+    )
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", alone)
 

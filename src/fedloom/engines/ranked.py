@@ -29,7 +29,7 @@ class RankedEngine:
 
     def describe(self) -> str:
         """The engine of each rank, and how many there are."""
-        return f"{self._engine.describe()}, on {self._ranks.size} ranks"
+        return f"{self._engine.describe()}, on {self._ranks.size} rank" + "s" * (self._ranks.size > 1)
 
     def choice(self) -> dict[str, Any]:
         """The number of ranks changes no bit."""

@@ -17,12 +17,15 @@ from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fedloom.engines.flower.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 
 T = TypeVar("T")
 LEADER = 0
+STARTS = "TORCHELASTIC_RESTART_COUNT"
+ARRIVAL = timedelta(minutes=10)  # in which all ranks must have come
 PATIENCE = timedelta(days=365)  # a rank waits for as long as the leader evaluates; one that died is known at once
 
 
@@ -85,16 +88,23 @@ class TorchRanks:
 def joined(environment: Mapping[str, str] = os.environ) -> TorchRanks:
     """This process among the others, once all of them are there."""
     try:
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        if size > 1:
-            dist.init_process_group("gloo", timeout=PATIENCE)
+        rank, size, port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError as error:
-        raise ConfigError(f"RANK and WORLD_SIZE must be the numbers that a launcher sets: {error}") from error
-    except (RuntimeError, OSError) as error:  # torch's own are of the first kind
-        where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-        if "EADDRINUSE" in str(error) or "in use" in str(error):
-            raise ConfigError(f"port {where} is in use; take another one (torchrun --master-port)") from error
-        raise FedloomError(f"the ranks did not find each other at {where}: {error}") from error
+        raise ConfigError(
+            f"RANK, WORLD_SIZE and MASTER_PORT must be numbers, as launchers set them: {error}"
+        ) from error
+    host = environment["MASTER_ADDR"]
+    try:
+        if size > 1:
+            here = rank == LEADER and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            store = TCPStore(host, port, size, here, timeout=ARRIVAL)
+            # A launcher may keep its store when it starts ranks again, and addresses of those that died are in it.
+            own = PrefixStore(f"start-{environment.get(STARTS, 0)}", store)
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
+    except RuntimeError as error:  # torch's own are of this kind
+        if "EADDRINUSE" in str(error):
+            raise ConfigError(f"port {host}:{port} is in use; take another one (torchrun --master-port)") from error
+        raise FedloomError(f"the ranks did not find each other at {host}:{port}: {error}") from error
     return TorchRanks(rank, size)
 
 
@@ -105,7 +115,7 @@ def ranks_here(environment: Mapping[str, str] = os.environ) -> int:
 
 def started_again(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher has started the ranks anew, after one of them had failed."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return environment.get(STARTS, "0") != "0"
 
 
 def place(environment: Mapping[str, str] = os.environ) -> None:
