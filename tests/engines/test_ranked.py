@@ -10,10 +10,13 @@ import torch
 
 from engines.one_answer import LARGER, METHODS, PRIVATE, Lived, config_of, rounds_of, trainer_of
 from engines.ranks_here import ranked
+from fedloom.engines.base import Job
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.pieces import Divisible, RoundPiece, shares_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
+from fedloom.federation.rounds import RoundContext
+from fedloom.privacy.noise import keyed
 from fedloom.runs.stacks import Distant
 from support import equal_bits
 
@@ -84,3 +87,14 @@ def test_pieces_are_dealt_by_their_steps() -> None:
     assert shares_of(pieces, 1) == [[0, 1, 2, 3, 4]]
     assert shares_of(pieces, 2) == [[1, 4], [0, 2, 3]]
     assert shares_of(pieces[:2], 4) == [[1], [0], [], []]
+
+
+def test_secrets_cross_to_the_ranks(tmp_path: Path) -> None:
+    """What hides a silo's records is its own key, wherever it trains."""
+    trainer, start = trainer_of(config_of(*PRIVATE, "privacy.noise=secure"), LARGER)
+    secrets = {silo: keyed(b"a secret", str(silo)) for silo in range(5)}
+    job = Job(start, RoundContext(1, 1, (0, 1, 2, 3, 4)), lambda _: None, secrets)
+    alone, _ = ReferenceEngine(trainer).round(job)
+    with ranked(lambda: ReferenceEngine(trainer), 3, tmp_path) as (engine, _):
+        found, _ = engine.round(job)
+    assert all(equal_bits(found.server.blocks[key], tensors) for key, tensors in alone.server.blocks.items())

@@ -232,7 +232,7 @@ class FusedEngine:
     def _next_chunk(left: Sequence[Member], slots: int) -> list[Member]:
         """As many runs as fit, each with the silos that would train together if it were alone.
 
-        So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
+        So the last bit of what a run computes does not depend on who is packed with it.
         """
         chosen: set[Member] = set()
         for run in dict.fromkeys(member.run for member in left):

@@ -124,8 +124,6 @@ class RunLoop:
                 changed = engine.choice() != noted
                 if changed:  # memory ran out: known before anything of this round is, for who resumes
                     noted = self._note(engine, charging)
-                    if charging is not None:
-                        charging.noise_changed(context.round, noise_source(noted))
                 # Other runs' work in between is not counted.
                 metrics = self._logged(state, report, charging, trackers, before + training)
                 if reason := ailment(folder.metrics(), config.rounds):
