@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,9 @@ import torch
 
 from engines.one_answer import LARGER, METHODS, PRIVATE, Lived, config_of, rounds_of, trainer_of
 from engines.ranks_here import ranked
-from fedloom.engines.base import Job
+from fedloom.engines.base import FederationState, Job, RoundReport
 from fedloom.engines.fused import FusedEngine, FusedOptions
-from fedloom.engines.pieces import Divisible, RoundPiece, shares_of
+from fedloom.engines.pieces import Divisible, RoundPart, RoundPiece, shares_of
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.federation.rounds import RoundContext
@@ -98,3 +98,30 @@ def test_secrets_cross_to_the_ranks(tmp_path: Path) -> None:
     with ranked(lambda: ReferenceEngine(trainer), 3, tmp_path) as (engine, _):
         found, _ = engine.round(job)
     assert all(equal_bits(found.server.blocks[key], tensors) for key, tensors in alone.server.blocks.items())
+
+
+class Noting(ReferenceEngine):
+    """Trains nobody, and notes in which order parts are put together; the last piece is the longest."""
+
+    order: tuple[int, ...] = ()
+
+    def pieces(self, job: Job) -> list[RoundPiece]:
+        return [RoundPiece((silo,), 1 + silo) for silo in job.context.participants]
+
+    def carry_out(self, job: Job, pieces: Sequence[int]) -> list[RoundPart]:
+        return [RoundPart(number, []) for number in pieces]
+
+    def concluded(self, job: Job, parts: Sequence[RoundPart]) -> tuple[FederationState, RoundReport]:
+        self.order = tuple(part.piece for part in parts)
+        return super().concluded(job, parts)
+
+
+def test_parts_are_put_together_in_the_order_of_their_pieces(tmp_path: Path) -> None:
+    """Whichever comes first: sums of floating-point numbers depend on it."""
+    trainer, start = trainer_of(config_of(), LARGER)
+    leader, other = Noting(trainer), Noting(trainer)
+    engines = iter([other, leader])
+    with ranked(lambda: next(engines), 2, tmp_path) as (engine, _):
+        engine.round(Job(start, RoundContext(1, 1, (0, 1, 2)), lambda _: None))
+    assert shares_of(leader.pieces(Job(start, RoundContext(1, 1, (0, 1, 2)), lambda _: None)), 2) == [[2], [0, 1]]
+    assert leader.order == (0, 1, 2)
