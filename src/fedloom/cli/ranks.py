@@ -36,7 +36,7 @@ def launch(words: Sequence[str], ranks: int) -> NoReturn:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # rank 0 says what is to be said
+    logging.disable()  # the launcher's: rank 0 says what is to be said
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the ranks share the cores
     place = LaunchConfig(
         min_nodes=1,

@@ -38,7 +38,7 @@ class Leader:
         if started_again() and (out / "run.toml").is_file() and RunFolder.open(out).config.digest() == config.digest():
             return self.resume(out, observer)
         loop = self._experiment(config).begin(out, observer)
-        return Run(loop.run_alone(crew=self))
+        return Run(loop.run_alone(fellows=self))
 
     def resume(
         self, out: Path, observer: Observer, engine: Mapping[str, str] | None = None, rounds: int | None = None
@@ -46,7 +46,7 @@ class Leader:
         """Go on from the newest checkpoint, which knows nothing of ranks."""
         config, folder = reopened(out, None, engine, rounds)
         loop = self._experiment(config).take_up(folder, observer)
-        return Run(loop.run_alone(crew=self))
+        return Run(loop.run_alone(fellows=self))
 
     def engine(self, engine: Divisible, groups: Mapping[str, str] | None) -> RankedEngine:
         """One whose silos train on all ranks, which are told what it has chosen and what groups were found."""

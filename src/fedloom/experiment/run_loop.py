@@ -53,7 +53,7 @@ class Observer:
         """A round is over and on disk."""
 
 
-class Crew(Protocol):
+class FellowRanks(Protocol):
     """Other ranks that train a run's silos, as whoever leads them knows them."""
 
     def engine(self, engine: Divisible, groups: Mapping[str, str] | None, /) -> Engine:
@@ -71,13 +71,13 @@ class RunLoop:
     evaluator: Evaluator
     observer: Observer
 
-    def run_alone(self, given: Engine | None = None, crew: Crew | None = None) -> RunFolder:
+    def run_alone(self, given: Engine | None = None, fellows: FellowRanks | None = None) -> RunFolder:
         """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder.
 
-        Where there is a ``crew``, that engine is its leader's.
+        Where there is a ``fellows``, that engine is their leader's.
         """
         if self.folder.status["state"] == "unfinished":
-            engine = given or self._made(crew)
+            engine = given or self._made(fellows)
             try:
                 failures = run_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
             finally:
@@ -86,9 +86,9 @@ class RunLoop:
                 raise failures[0]
         return self.folder
 
-    def _made(self, crew: Crew | None) -> Engine:
+    def _made(self, fellows: FellowRanks | None) -> Engine:
         engine = make_engine(self.experiment.trainer, self.earlier_choice)
-        return engine if crew is None else crew.engine(engine, groups_of(self.folder))
+        return engine if fellows is None else fellows.engine(engine, groups_of(self.folder))
 
     @property
     def earlier_choice(self) -> dict[str, Any]:
