@@ -74,7 +74,7 @@ class RunLoop:
     def run_alone(self, given: Engine | None = None, fellows: FellowRanks | None = None) -> RunFolder:
         """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder.
 
-        Where there is a ``fellows``, that engine is their leader's.
+        Where there are ``fellows``, that engine is their leader's.
         """
         if self.folder.status["state"] == "unfinished":
             engine = given or self._made(fellows)
