@@ -18,7 +18,9 @@ import torch
 from common import keep, random_federation, seconds_of, show
 from fedloom.config import Config, load_config
 from fedloom.engines.base import Distilled, Job, initial_state
-from fedloom.engines.fused import DistillationPool, FusedEngine, FusedOptions
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_distillation import DistillationPool
+from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.distil import DistillationJob
@@ -36,9 +38,9 @@ NETWORKS = {"mlp of the paper": "[512, 256, 128]", "tiny mlp": "[16]"}  # in tin
 class OneByOne(DistillationPool):
     """A classroom for each run."""
 
-    def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
-        super().__init__(configs, options)
-        self._rooms = [DistillationPool(configs, options) for _ in configs]
+    def __init__(self, configs: Sequence[Config], make: Callable[[Sequence[Trainer]], FusedEngine]) -> None:
+        super().__init__(configs, make)
+        self._rooms = [DistillationPool(configs, make) for _ in configs]
 
     def distil(self, distillations: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
         """One after another."""
@@ -71,7 +73,7 @@ def rounds_of_pack(
     context = RoundContext(1, 2, tuple(range(SILOS)))
     jobs = {run: Job(start, context, lambda _: None) for run, start in enumerate(starts)}
     pack, half_packed = (FusedEngine(trainers[0], options, packed=trainers[1:]) for _ in range(2))
-    half_packed._distillation_pool = OneByOne([trainer.config for trainer in trainers], options)
+    half_packed._distillation_pool = OneByOne([trainer.config for trainer in trainers], half_packed.learning)
     alone = [FusedEngine(trainer, options) for trainer in trainers]
     return {
         "packed": lambda: pack.rounds(jobs),

@@ -203,7 +203,7 @@ def batched(folder: Path, *overrides: str) -> Sent:
 
 
 def as_on_a_gpu(folder: Path) -> Sent:
-    """A generator of the device draws for all silos at once."""
+    """A generator of the device draws for each silo."""
     load = PrivateProgram.load
 
     def on_device(program: PrivateProgram, *arguments: Any) -> None:

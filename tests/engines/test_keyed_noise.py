@@ -250,15 +250,20 @@ def members() -> list[Member]:
     return sorted(stack.members, key=lambda member: member.index)[:2]
 
 
-def test_silos_that_draw_together_have_noise_of_all_their_secrets() -> None:
-    """A device draws for both at once: another secret of either is other noise for both."""
+def test_silos_that_draw_on_a_device_have_noise_of_their_own_secret_alone() -> None:
+    """Whoever draws beside them."""
     one, other, third = (secrets_of(0, by=text)[0] for text in "abc")
-    seen = set()
-    for secrets in ([one, other], [one, third], [third, other], [other, one], [one, one]):
+
+    def drawn(*secrets: StreamNoise) -> list[Tensor]:
         rooms = [torch.zeros(2, 30)]
         DeviceNoise(members(), secrets, 1, rooms, CPU).draw(2)
-        seen |= {tuple(row.tolist()) for row in rooms[0]}
-    assert len(seen) == 5 * 2
+        return list(rooms[0])
+
+    first, second = drawn(one, other)
+    assert torch.equal(drawn(one, third)[0], first)
+    assert torch.equal(drawn(third, other)[1], second)
+    seen = {tuple(row.tolist()) for secrets in ([one, other], [other, one], [third, third]) for row in drawn(*secrets)}
+    assert len(seen) == 6
 
 
 def test_silos_that_draw_one_by_one_draw_as_the_plain_loop_does() -> None:

@@ -18,6 +18,7 @@ from engines.one_answer import (
     METHODS,
     PRIVATE,
     Rounds,
+    assert_alike,
     assert_same_rounds,
     config_of,
     image_federation,
@@ -34,7 +35,7 @@ from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment, run_together
 from fedloom.federation.records import Federation, Records, Silo
 from fedloom.federation.rounds import RoundContext
-from fedloom.privacy.ledger import BudgetSpentError, Ledger
+from fedloom.privacy.ledger import Ledger
 from support import federation_of
 
 CPU = torch.device("cpu")
@@ -258,16 +259,18 @@ def test_noise_of_the_device_is_never_used_twice() -> None:
     assert len(set(everything)) == len(everything) == 2 * 2 * 10
 
 
-def test_runs_side_by_side_draw_as_runs_that_alternate() -> None:
-    """A run's rows are filled in place where they are neighbours, else by way of a copy."""
-    alternating = members_of(*TWO)
-    neighbours = sorted(alternating, key=lambda member: member.run)
-    for mine, theirs in zip(drawn(alternating, [10, 10]), drawn(neighbours, [10, 10]), strict=True):
-        assert all(torch.equal(noise, theirs[owner]) for owner, noise in mine.items())
+def test_noise_of_the_device_depends_on_nobody_in_the_chunk() -> None:
+    """Nor on how many there are: neither packs, chunks nor ranks change what a silo draws."""
+    everybody = members_of(*TWO)
+    together = drawn(everybody, [10, 10])
+    for chunk in (everybody[::-1], everybody[2:5], everybody[7:8]):
+        for ours, theirs in zip(drawn(chunk, [len(chunk)] * 2), together, strict=True):
+            assert len(ours) == len(chunk)
+            assert all(torch.equal(noise, theirs[owner]) for owner, noise in ours.items())
 
 
 def draw_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise as a GPU draws it: for all of a run's silos that train together."""
+    """Noise as a GPU draws it."""
     load = fused_private.PrivateProgram.load
 
     def on_device(program: fused_private.PrivateProgram, *arguments: Any) -> None:
@@ -299,7 +302,7 @@ def test_a_gradient_that_is_not_a_number_spoils_no_run() -> None:
 
 
 class OnDevice(FusedEngine):
-    """Says that it is on a GPU, where noise depends on who trains together."""
+    """Says that it is on a GPU."""
 
     def choice(self) -> dict[str, Any]:
         return super().choice() | {"device": "cuda"}
@@ -321,53 +324,30 @@ def cramp(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:out of device memory")
-def test_after_memory_ran_out_noise_comes_from_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first round, with room for two silos: what is charged from then on, and what a resumed run goes on with.
-
-    Else rounds that are done again would be other releases, drawn with the larger chunk, and not be paid for.
-    """
-    cramp(monkeypatch, room=2)
-    experiments = [Experiment.of(config_of(*PRIVATE, "rounds=2", *own), LARGER) for own in TWO]
-    loops = [each.begin(tmp_path / str(number)) for number, each in enumerate(experiments)]
-    first, second = (each.trainer for each in experiments)
-    engine = OnDevice(first, FusedOptions(CPU, chunk=5), packed=[second])
-    assert not run_together(loops, engine, engine.rounds)
-    for loop in loops:
-        run = loop.experiment.config.digest()
-        charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
-        assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/2")]
-        assert loop.earlier_choice["chunk"] == 2
-
-
-@pytest.mark.filterwarnings("ignore:out of device memory", "ignore:silo '.*' sits out")
-@pytest.mark.parametrize("can_pay", [True, False])
-def test_memory_that_runs_out_in_a_round_done_again_costs_that_round_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_pay: bool
+def test_memory_that_runs_out_in_a_round_done_again_costs_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its noise is not that of the time before; where the budget cannot pay for both, the second is not kept."""
-    just_enough = ("privacy.noise=secure", "privacy.noise_multiplier=0", "privacy.epsilon=4")  # for one round
-    budget = () if can_pay else just_enough
-    experiment = Experiment.of(config_of(*PRIVATE, "rounds=1", *budget), LARGER)
-    loop = experiment.begin(tmp_path / "run")
+    """With room for two silos at once in place of five its noise is that of the time before: it is the same release."""
+    draw_on_device(monkeypatch)
+    experiment = Experiment.of(config_of(*PRIVATE, "rounds=1", "privacy.noise=secure"), LARGER)
+    loop, sent = experiment.begin(tmp_path / "run"), list[Outcome]()
 
     def crash(jobs: Mapping[int, Job]) -> dict[int, Outcome]:
-        return dict.fromkeys(engine.rounds(jobs), RuntimeError("the machine went down"))
+        sent.append(engine.rounds(jobs)[0])
+        return {0: RuntimeError("the machine went down")}
 
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
     assert str(run_together([loop], engine, crash)[0]) == "the machine went down"
     cramp(monkeypatch, room=2)
     again = experiment.take_up(loop.folder)
     engine = OnDevice(experiment.trainer, FusedOptions(CPU, chunk=5))
-    failures = run_together([again], engine, engine.rounds)
-    run = experiment.config.digest()
-    paid = {(1, f"{run}/cuda/5"), *([(1, f"{run}/cuda/2")] if can_pay else [])}
-    assert set(Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)) == paid
-    assert len(again.folder.metrics()) == can_pay
-    if not can_pay:
-        assert isinstance(failures[0], BudgetSpentError)
-        assert "round 1 was done again with other noise, for which silo 'a0' cannot pay; it is not kept" in str(
-            failures[0]
-        )
+    assert str(run_together([again], engine, crash)[0]) == "the machine went down"
+    assert engine.chunk == 2
+    charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
+    assert charges == [(1, f"{experiment.config.digest()}/cuda")]
+    (first, _), (second, _) = (outcome for outcome in sent if not isinstance(outcome, Exception))
+    for key, block in first.server.blocks.items():
+        assert_alike(second.server.blocks[key], block, again.state.server.blocks[key], tolerance=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:out of device memory")
@@ -376,7 +356,7 @@ def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
 ) -> None:
     """The round in which it ran out is kept at once: else earlier ones were done again with fewer silos at once.
 
-    From that on every round would have other inputs, but noise that it has used before, which the ledger refuses.
+    From that on every round would have other inputs by a last bit, and would be paid for again.
     """
     draw_on_device(monkeypatch)
     experiment = Experiment.of(config_of(*PRIVATE, "rounds=4", "engine.checkpoint_every=4"), LARGER)
@@ -396,4 +376,4 @@ def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
     assert not run_together([again], engine, engine.rounds)
     run = experiment.config.digest()
     charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
-    assert charges == [(1, f"{run}/cuda/5"), (2, f"{run}/cuda/5"), (3, f"{run}/cuda/2"), (4, f"{run}/cuda/2")]
+    assert charges == [(number, f"{run}/cuda") for number in (1, 2, 3, 4)]

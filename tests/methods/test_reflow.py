@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from engines.one_answer import assert_alike
 from fedloom.config import Config
 from fedloom.engines.base import initial_state
-from fedloom.engines.fused import DistillationPool, FusedOptions
+from fedloom.engines.fused import FusedEngine, FusedOptions
+from fedloom.engines.fused_distillation import DistillationPool
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, Run, resume, train
@@ -139,7 +140,8 @@ def test_engines_teach_the_same() -> None:
     state = initial_state(experiment.method, experiment.federation, experiment.config).server
     job = experiment.method.server_step(round_of(state, [], RoundContext(2, 2, ()), Streams(3))).distillation
     assert job is not None
-    pool = DistillationPool([experiment.config], FusedOptions(torch.device("cpu"), chunk=2))
+    options = FusedOptions(torch.device("cpu"), chunk=2)
+    pool = DistillationPool([experiment.config], lambda trainers: FusedEngine(trainers[0], options))
     ours, wanted = pool.distil({0: job})[0], ReferenceEngine(experiment.trainer).distil(job)
     assert isinstance(ours, Distilled)
     assert_alike(ours.weights, wanted.weights, job.weights)

@@ -9,7 +9,7 @@ from scipy.stats import binom, kstest, norm
 from torch import Tensor
 
 from fedloom.errors import ConfigError
-from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise, deployment_noise, joined, keyed
+from fedloom.privacy.noise import NoiseKey, Randomness, SecureNoise, StreamNoise, deployment_noise, keyed
 from fedloom.streams import Streams
 
 SECRET = bytes(range(32))
@@ -99,12 +99,6 @@ def test_a_key_is_made_of_the_secret_and_of_every_letter_of_the_query() -> None:
     drawn = [source.normal(20, NOW) for source in (SOURCES["keyed"], *others)]
     assert len({tuple(numbers.tolist()) for numbers in drawn}) == 5
     assert all(source.streams.seed.bit_length() > 200 for source in others), "no seed that can be tried"
-
-
-def test_what_is_answered_together_has_the_noise_of_all_and_alone_its_own() -> None:
-    one, other = keyed(SECRET, "one"), keyed(SECRET, "other")
-    assert joined([one, one]) == one
-    assert len({joined(sources).streams.seed for sources in ([one], [other], [one, other], [other, one])}) == 4
 
 
 def test_examples_are_standard_normal_and_a_row_does_not_depend_on_their_number() -> None:

@@ -27,6 +27,7 @@ from fedloom.cli.output import (
     show_json,
     terminal,
 )
+from fedloom.cli.ranks import NumberOfRanks, launch, led
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError
 from fedloom.runs.files import file_name
@@ -34,6 +35,8 @@ from fedloom.settings import override
 
 if TYPE_CHECKING:
     from fedloom.experiment import Run
+    from fedloom.experiment.on_ranks import Leader
+    from fedloom.runs.folder import RunFolder
 
 ENGINE = {"name": "engine", "device": "device", "precision": "precision"}  # setting -> option
 EngineName = Annotated[
@@ -67,6 +70,7 @@ def run(
     device: Device = None,
     precision: Precision = None,
     federation: Federation = None,
+    ranks: NumberOfRanks = None,
     detached: Detached = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Try some steps, and say how long the run would take; write nothing.")
@@ -74,30 +78,36 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train what a preset or a file describes, into a new run folder."""
-    _check_place(engine, federation, detached or dry_run)
-    where = [f"engine.{key}={value}" for key, value in _engine(engine, device, precision).items()]
-    config = load_config(source, [*(overrides or ()), *where])
-    config.privacy.check_mechanism()
-    if dry_run:
-        estimate(config, as_json)
-        return
-    folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
-    if detached:
-        detach(["run", source, *(overrides or ()), *where, "--out", str(folder)], folder)
-        return
-    finished = _trained(config, folder, federation)
+    _check_place(engine, federation, bool(detached or dry_run or ranks))
+    if dry_run and ranks:
+        raise ConfigError("--dry-run tries steps in this process alone; leave --ranks out")
+    words = [*(overrides or ()), *(f"engine.{k}={v}" for k, v in _engine(engine, device, precision).items())]
+    with led(lambda: load_config(source, words)) as leader:
+        config = load_config(source, words)
+        config.privacy.check_mechanism()
+        if dry_run:
+            estimate(config, as_json)
+            return
+        folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
+        command = ["run", source, *words, "--out", str(folder)]
+        if detached:
+            detach(command + [f"--ranks={ranks}"] * bool(ranks), folder)
+            return
+        if ranks:
+            launch(command + ["--json"] * as_json, ranks)
+        finished = _trained(config, folder, federation, leader)
     _summarise(finished, as_json)
     _fail_if_diverged(finished)
 
 
-def _trained(config: Config, folder: Path, federation: Path | None) -> Run:
-    """A new run to its end, here or across machines."""
+def _trained(config: Config, folder: Path, federation: Path | None, leader: Leader | None) -> Run:
+    """A new run to its end, here, on several ranks, or across machines."""
     with terminal().status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.experiment import load, train
     if federation is None:
         with stoppable(folder), RoundProgress(terminal()) as progress:
-            return train(config, folder, observer=progress)
+            return leader.train(config, folder, progress) if leader else train(config, folder, observer=progress)
     from fedloom.deployment.directories import ServerDirectory
     from fedloom.deployment.tail import run_at
 
@@ -115,45 +125,64 @@ def resume(
     device: Device = None,
     precision: Precision = None,
     federation: Federation = None,
+    ranks: NumberOfRanks = None,
     detached: Detached = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a stopped run, exactly as if it had not stopped (on another engine: up to rounding)."""
-    _check_place(None, federation, detached)
+    _check_place(None, federation, bool(detached or ranks))
+    wanted = _engine(engine, device, precision)
+    command = ["resume", str(folder), *(overrides or ()), *(f"--{ENGINE[key]}={wanted[key]}" for key in wanted)]
     if detached:
-        options = [f"--{ENGINE[key]}={value}" for key, value in _engine(engine, device, precision).items()]
-        detach(["resume", str(folder), *(overrides or ()), *options], folder)
+        detach(command + [f"--ranks={ranks}"] * bool(ranks), folder)
         return
-    with terminal().status("loading"):
-        from fedloom import experiment
-        from fedloom.cli.progress import RoundProgress
-    run_folder, rounds = experiment.load(folder).folder, _rounds(overrides or [])
-    ended = run_folder.status["state"] != "unfinished" and rounds is None
-    if federation is None and run_folder.is_deployed and rounds is None:
-        raise ConfigError(f"{folder} was made by a federation; say --federation DIR, or call 'flwr run' again")
-    if federation is not None:
-        if rounds is not None:
-            raise ConfigError(f"the silos of {folder} agreed to {run_folder.config.rounds} rounds; begin a new run")
-        from fedloom.deployment.directories import ServerDirectory
-        from fedloom.deployment.gathering import unsigned
-        from fedloom.deployment.tail import resume_at
-
-        home = ServerDirectory.open(federation)
-        with stoppable(folder):
-            if not ended or unsigned(run_folder, tuple(home.charter.silos)):
-                resume_at(home, run_folder, partial(typer.echo, err=True))
-        found = experiment.load(folder)
-    else:
-        with stoppable(folder), RoundProgress(terminal()) as progress:
-            found = experiment.resume(
-                folder, observer=progress, engine=_engine(engine, device, precision), rounds=rounds
-            )
+    if ranks:
+        launch(command + ["--json"] * as_json, ranks)
+    with led(lambda: None) as leader:
+        with terminal().status("loading"):
+            from fedloom import experiment
+        run_folder, rounds = experiment.load(folder).folder, _rounds(overrides or [])
+        ended = run_folder.status["state"] != "unfinished" and rounds is None
+        if federation is None and run_folder.is_deployed and rounds is None:
+            raise ConfigError(f"{folder} was made by a federation; say --federation DIR, or call 'flwr run' again")
+        if federation is not None:
+            found = _resumed_there(run_folder, federation, rounds, ended)
+        else:
+            found = _resumed_here(folder, wanted, rounds, leader)
     if ended and not as_json:
         say(f"nothing is left to resume in {folder}: the run {_ending(found)}")
         say_guarantee(found.folder)
     else:
         _summarise(found, as_json)
     _fail_if_diverged(found)
+
+
+def _resumed_here(folder: Path, engine: dict[str, str], rounds: int | None, leader: Leader | None) -> Run:
+    """On this machine, or on several ranks."""
+    from fedloom import experiment
+    from fedloom.cli.progress import RoundProgress
+
+    with stoppable(folder), RoundProgress(terminal()) as progress:
+        if leader:
+            return leader.resume(folder, progress, engine, rounds)
+        return experiment.resume(folder, observer=progress, engine=engine, rounds=rounds)
+
+
+def _resumed_there(run_folder: RunFolder, federation: Path, rounds: int | None, ended: bool) -> Run:
+    """Across machines."""
+    from fedloom import experiment
+    from fedloom.deployment.directories import ServerDirectory
+    from fedloom.deployment.gathering import unsigned
+    from fedloom.deployment.tail import resume_at
+
+    folder = run_folder.path
+    if rounds is not None:
+        raise ConfigError(f"the silos of {folder} agreed to {run_folder.config.rounds} rounds; begin a new run")
+    home = ServerDirectory.open(federation)
+    with stoppable(folder):
+        if not ended or unsigned(run_folder, tuple(home.charter.silos)):
+            resume_at(home, run_folder, partial(typer.echo, err=True))
+    return experiment.load(folder)
 
 
 def _rounds(overrides: list[str]) -> int | None:
@@ -168,7 +197,7 @@ def _rounds(overrides: list[str]) -> int | None:
 def _check_place(engine: str | None, federation: Path | None, alone: bool) -> None:
     """``--engine flower`` and ``--federation DIR`` go together, and apart from what is for this machine ``alone``."""
     if federation is not None and alone:
-        raise ConfigError("--detach and --dry-run are for runs on this machine, and --federation DIR is given")
+        raise ConfigError("--detach, --dry-run and --ranks are for runs on this machine, and --federation DIR is given")
     if engine == "flower" and federation is None:
         raise ConfigError("--engine flower needs --federation DIR, the folder that 'fedloom federation init' made")
     if federation is not None and engine not in (None, "flower"):

@@ -130,10 +130,10 @@ def _private(phases: Iterable[Phase]) -> list[Phase]:
 def noise_source(choice: Mapping[str, Any]) -> str:
     """Where an engine's noise comes from; empty where the seed alone determines it.
 
-    An accelerator draws with a generator of its own for all who train together, so other choices give other noise.
+    An accelerator draws with a generator of its own, so another device gives other noise.
     """
     device = choice.get("device", "cpu")
-    return "" if device == "cpu" else f"/{device}/{choice.get('chunk')}"
+    return "" if device == "cpu" else f"/{device}"
 
 
 class Charging:
@@ -143,7 +143,6 @@ class Charging:
         """``secret`` is the run's own; None where noise is to come from the seed."""
         self._trainer, self._secret = trainer, secret
         self._ledger = Ledger(path)
-        self._again: dict[int, str] = {}  # silos that had paid before for what they release now, with its inputs
         for privacy, silo in zip(trainer.privacy, trainer.federation.silos, strict=True):
             self._ledger.enrol(silo.name, silo.digest, privacy.budget)
 
@@ -184,36 +183,20 @@ class Charging:
     def _experiment(self, source: str) -> str:
         return self._trainer.config.digest() + source
 
-    def noise_changed(self, round: int, source: str) -> None:
-        """Pay again for the round just admitted: its noise came from another ``source`` after all.
-
-        Only where it was done again: for the first time it is one release, with noise of the same size.
-        """
-        again = self._again
-        paid = self._pay(round, source, again)
-        if missing := [self._trainer.federation.silos[index].name for index in again if index not in paid]:
-            raise BudgetSpentError(
-                f"round {round} was done again with other noise, for which silo '{missing[0]}' cannot pay; it is not "
-                "kept, and a resumed run goes on without that silo"
-            )
-
     def _pay(self, round: int, source: str, inputs: Mapping[int, str]) -> list[int]:
         """Charge silos for what they release from these ``inputs``; returns those whose budget allows it."""
-        run, paid, again = self._experiment(source), list[int](), dict[int, str]()
+        run, paid = self._experiment(source), list[int]()
         secret = hashlib.sha256(self._secret or b"").hexdigest()
         for index, given in inputs.items():
             privacy, silo = self._trainer.privacy[index], self._trainer.federation.silos[index]
             # All that determines the release, with where its noise comes from: doing it again is the same one.
             content = hashlib.sha256(f"{run}/{secret}/{given}".encode()).hexdigest()
             try:
-                charges = self._ledger.charge_all(run, silo.name, round, privacy.events(round), content=content)
+                self._ledger.charge_all(run, silo.name, round, privacy.events(round), content=content)
             except BudgetSpentError as error:
                 warnings.warn(str(error), FedloomWarning, stacklevel=3)
                 continue
             paid.append(index)
-            if not all(charge.new for charge in charges.values()):
-                again[index] = given
-        self._again = again
         return paid
 
     def _too_few(self, context: RoundContext, present: int) -> str:

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from fedloom.config import EngineConfig
-from fedloom.engines.base import Engine
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_layers import has_convolutions
 from fedloom.engines.fused_slots import FIXED, fillable
 from fedloom.engines.fused_stack import Stack, kinds_of, stacks_of
 from fedloom.engines.fused_support import UnsupportedError, tried
+from fedloom.engines.pieces import Divisible
+from fedloom.engines.ranks import ranks_here
 from fedloom.engines.reference import ReferenceEngine
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, FedloomWarning
@@ -42,7 +43,7 @@ MEMORY_SHARE = 0.5  # of the device's
 UNKNOWN: Mapping[str, Any] = {}
 
 
-def make_engine(trainer: Trainer, earlier: Mapping[str, Any] = UNKNOWN) -> Engine:
+def make_engine(trainer: Trainer, earlier: Mapping[str, Any] = UNKNOWN) -> Divisible:
     """The engine that the configuration asks for.
 
     ``earlier`` is the choice of the run that is resumed: what is left open is taken from there, because another choice,
@@ -103,7 +104,7 @@ def _reference(trainer: Trainer, threads: int) -> ReferenceEngine:
     wanted = trainer.config.engine
     if wanted.workers:
         return ReferenceEngine(trainer, wanted.workers, wanted.threads or threads)
-    crew = min(_cores(), silos_per_round(trainer), WORKER_THREADS)
+    crew = min(max(1, _cores() // ranks_here()), silos_per_round(trainer), WORKER_THREADS)
     heavy = max(map(_parameters, _models(trainer)), default=0) * trainer.config.local.batch_size >= WORTH_A_THREAD
     if crew == 1 or not heavy or (wanted.threads or threads) > 1:
         return ReferenceEngine(trainer, 1, wanted.threads or threads)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, Outcome, Result, RoundReport
-from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
 from fedloom.engines.distributed import takes_step_with_sum
+from fedloom.engines.fused_distillation import DistillationPool
 from fedloom.engines.fused_layers import rewritten
 from fedloom.engines.fused_private import PrivateProgram, probed
 from fedloom.engines.fused_program import StackProgram
@@ -27,10 +26,10 @@ from fedloom.engines.fused_slots import FIXED, attendance, cheapest_slots, filla
 from fedloom.engines.fused_stack import Member, Stack, stacks_of
 from fedloom.engines.fused_step import Precision
 from fedloom.engines.fused_support import UnsupportedError, finite_rows, tried
+from fedloom.engines.pieces import RoundPart, RoundPiece
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError, FedloomWarning
 from fedloom.federation.records import Records
-from fedloom.methods.steps import DistillationJob, Distilled, ServerState
 
 CUDA_CHUNK = 128  # silos at once: more gain nothing, and memory stays bounded however many silos there are
 WINDOW_NUMBERS = {"cpu": 2**21, "cuda": 2**26}  # of batch order and noise drawn at once
@@ -82,9 +81,13 @@ class FusedEngine:
         self._programs: dict[int, tuple[StackProgram, Runner]] = {}
         self._attended: dict[int, list[list[int]]] = {}  # of stacks: how many take part in each round
         self._sizes: dict[int, int] = {}  # of stacks: how many slots they have
-        self._distillation_pool = DistillationPool([trainer.config for trainer in self._trainers], options)
+        self._distillation_pool = DistillationPool([trainer.config for trainer in self._trainers], self.learning)
         if options.device.type == "cpu":
             torch.set_num_threads(1)
+
+    def learning(self, trainers: Sequence[Trainer]) -> FusedEngine:
+        """An engine for what servers learn, which is done too soon to be compiled."""
+        return FusedEngine(trainers[0], replace(self.options, compiled=False), packed=trainers[1:])
 
     def _made_ready(self, stack: Stack) -> int:
         """The layers of a stack's model in the form in which they are called; how many convolutions were changed."""
@@ -133,10 +136,55 @@ class FusedEngine:
             raise outcome
         return outcome
 
+    def pieces(self, job: Job) -> list[RoundPiece]:
+        """The chunks of silos that train together."""
+        return [
+            RoundPiece(tuple(m.index for m in chunk), sum(m.steps for m in chunk)) for _, chunk in self._chunks(job)
+        ]
+
+    def carry_out(self, job: Job, pieces: Sequence[int]) -> list[RoundPart]:
+        """Train chunks, whose sums are formed on the device."""
+        chunks, parts, under_way = self._chunks(job), list[RoundPart](), RunRound(self._members[0], job)
+        for piece in pieces:
+            under_way.parts, (number, chunk) = [], chunks[piece]
+            try:
+                self._train_chunk(number, self._stacks[number], chunk, {0: under_way})
+            except torch.OutOfMemoryError as error:
+                raise FedloomError(
+                    f"{len(chunk)} silos at once do not fit into a rank's device: begin the run on one rank, which "
+                    "finds how many do, and resume it on more"
+                ) from error
+            if under_way.error is not None:
+                raise under_way.error
+            parts += [replace(part, piece=piece) for part in under_way.parts]
+        return parts
+
+    def concluded(self, job: Job, parts: Sequence[RoundPart]) -> tuple[FederationState, RoundReport]:
+        """The server's half of a round, on sums of chunks that are added in their order."""
+        under_way = RunRound(self._members[0], job)
+        under_way.put_together(parts)
+        outcome = self._concluded({0: under_way})[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _chunks(self, job: Job) -> list[tuple[int, list[Member]]]:
+        """Those of the only run, each with the number of its stack."""
+        found, chosen = [], set(job.context.participants)
+        for number, stack in enumerate(self._stacks):
+            left = in_order(member for member in stack.members if member.index in chosen)
+            size = self._slots(number, stack)
+            found += [(number, left[start : start + size]) for start in range(0, len(left), size)]
+        return found
+
     def rounds(self, jobs: Mapping[int, Job]) -> dict[int, Outcome]:
         """The same round of several runs; what goes wrong in one of them is its outcome and leaves the others alone."""
         runs = {run: RunRound(self._members[run], job) for run, job in jobs.items()}
         self._train(runs)
+        return self._concluded(runs)
+
+    def _concluded(self, runs: Mapping[int, RunRound]) -> dict[int, Outcome]:
+        """The server's half of the rounds."""
         for under_way in runs.values():
             under_way.step(self.options.device)
         distillations = {
@@ -169,8 +217,7 @@ class FusedEngine:
     def _train(self, runs: Mapping[int, RunRound]) -> None:
         chosen = {run: set(under_way.job.context.participants) for run, under_way in runs.items()}
         for number, stack in enumerate(self._stacks):
-            left = [member for member in stack.members if member.index in chosen.get(member.run, ())]
-            left.sort(key=lambda member: (-member.steps, member.run, member.index))
+            left = in_order(member for member in stack.members if member.index in chosen.get(member.run, ()))
             while left := [member for member in left if runs[member.run].error is None]:
                 chunk = self._next_chunk(left, self._slots(number, stack))
                 try:
@@ -185,7 +232,7 @@ class FusedEngine:
     def _next_chunk(left: Sequence[Member], slots: int) -> list[Member]:
         """As many runs as fit, each with the silos that would train together if it were alone.
 
-        So what a run draws does not depend on who is packed with it: a generator of the device serves those silos.
+        So the last bit of what a run computes does not depend on who is packed with it.
         """
         chosen: set[Member] = set()
         for run in dict.fromkeys(member.run for member in left):
@@ -283,51 +330,6 @@ class FusedEngine:
         return [Trained(terms, kept, is_finite) for terms, kept, is_finite in found]
 
 
-class DistillationPool:
-    """Where the servers of runs learn, together: an engine of its own, which goes on from round to round."""
-
-    def __init__(self, configs: Sequence[Config], options: FusedOptions) -> None:
-        self._configs, self._options = configs, replace(options, compiled=False)
-        self._engine: FusedEngine | None = None
-        self._slots: dict[int, int] = {}  # of runs in that engine
-
-    def distil(self, jobs: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
-        """Local training of one more site for each run; distillations that compute the same function share a stack."""
-        try:
-            return self._distilled_together(jobs)
-        except Exception as error:
-            self.close()
-            if len(jobs) == 1:
-                return dict.fromkeys(jobs, error)
-        # Whoever's fault it was, the distillations of the others do without theirs.
-        return {run: self.distil({run: job})[run] for run, job in jobs.items()}
-
-    def _distilled_together(self, jobs: Mapping[int, DistillationJob]) -> dict[int, Distilled | Exception]:
-        engine = self._engine if self._refilled(jobs) else self._made_for(jobs)
-        assert engine is not None
-        tasks = {}
-        for run, job in jobs.items():
-            start = FederationState(0, ServerState({}), {0: state_before(job)})
-            tasks[self._slots[run]] = Job(start, distillation_context(job), lambda _: None)
-        outcomes = engine.train_together(tasks)
-        found = {run: outcomes[self._slots[run]] for run in jobs}
-        return {run: came if isinstance(came, Exception) else distilled(came[0]) for run, came in found.items()}
-
-    def _refilled(self, jobs: Mapping[int, DistillationJob]) -> bool:
-        """Whether the engine that there is can go on with other records, which it then has."""
-        if self._engine is None or not jobs.keys() <= self._slots.keys():
-            return False
-        return self._engine.refilled({self._slots[run]: job.records for run, job in jobs.items()})
-
-    def _made_for(self, jobs: Mapping[int, DistillationJob]) -> FusedEngine:
-        self.close()  # before more memory is taken
-        first, *others = (distillation_trainer(self._configs[run], job) for run, job in jobs.items())
-        self._engine = FusedEngine(first, self._options, packed=others)
-        self._slots = {run: slot for slot, run in enumerate(jobs)}
-        return self._engine
-
-    def close(self) -> None:
-        """Give the device's memory back."""
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
+def in_order(members: Iterable[Member]) -> list[Member]:
+    """Those with most steps first, so that silos that train together end together."""
+    return sorted(members, key=lambda member: (-member.steps, member.run, member.index))

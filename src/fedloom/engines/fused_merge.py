@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedloom.engines.pieces import Sum
 from fedloom.federation.rounds import Site
 from fedloom.sharing.aggregation import Aggregator, weight_of
 from fedloom.sharing.plan import BlockKey, Scope, SharingPlan, Tensors
 from fedloom.sharing.update import Update
-
-Sum = tuple[BlockKey, float, Tensors]  # of an owner's copies: their weight together, and the weighted sums
 
 
 class StackedMean:
@@ -23,7 +22,6 @@ class StackedMean:
         self._totals = dict(totals)
         self._sums: dict[BlockKey, Tensors] = {}
         self._weights: dict[BlockKey, float] = {}
-        self._dtypes: dict[tuple[BlockKey, str], torch.dtype] = {}
 
     def sums(
         self, weights: Tensors, positions: Sequence[int], sites: Sequence[Site], updates: Sequence[Update]
@@ -59,15 +57,14 @@ class StackedMean:
         factors = sent_ahead(shares, next(iter(weights.values())).device)
         for name, stacked in weights.items():
             totals = self._former.totals(factors, stacked)
-            for key, tensors, total in zip(distinct, sums, totals, strict=True):
+            for tensors, total in zip(sums, totals, strict=True):
                 tensors[name] = total.reshape(stacked.shape[1:])
-                self._dtypes[key, name] = stacked.dtype
         return list(zip(distinct, shares.sum(dim=1).tolist(), sums, strict=True))
 
-    def result(self) -> dict[BlockKey, Tensors]:
-        """The weighted means of all chunks so far, on the host, in the dtypes that the weights have."""
+    def result(self, known: Mapping[BlockKey, Tensors]) -> dict[BlockKey, Tensors]:
+        """The weighted means of all chunks so far, on the host, in the dtypes of the copies ``known`` to the server."""
         return {
-            key: on_host({n: self._former.mean(t, self._weights[key], self._dtypes[key, n]) for n, t in sums.items()})
+            key: on_host({n: self._former.mean(t, self._weights[key], known[key][n].dtype) for n, t in sums.items()})
             for key, sums in self._sums.items()
         }
 

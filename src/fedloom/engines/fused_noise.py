@@ -1,14 +1,13 @@
 """The noise of DP-SGD for a whole chunk of silos, each from the randomness of its own run.
 
-Why it is independent: every draw is seeded by a SHA-256 digest over the silo's key of this round, or the keys of the
-run's silos that train together, and over the round, silo and step. A key is made of the run's secret and of all that
-defines the silo's query (:mod:`fedloom.privacy.noise`). So no two steps, silos, rounds or runs share their noise, and
-whoever else is packed changes nothing of what a run draws.
+Why it is independent: every draw is seeded by a SHA-256 digest over the silo's key of this round, and over the round,
+silo and step; a device counts the steps itself. A key is made of the run's secret and of all that defines the silo's
+query (:mod:`fedloom.privacy.noise`). So no two steps, silos, rounds or runs share their noise, and whoever else trains
+with a silo, in its chunk, pack or rank, changes nothing of what it draws.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from fedloom.engines.fused_stack import Member
 from fedloom.outline import in_outline
 from fedloom.privacy.dp_sgd import divided
-from fedloom.privacy.noise import NoiseKey, StreamNoise, joined
+from fedloom.privacy.noise import NoiseKey, StreamNoise
 from fedloom.sharing.plan import Tensors
 
 
@@ -64,27 +63,8 @@ class HostNoise:
         self._steps += 1
 
 
-@dataclass(frozen=True, eq=False)
-class _RunNoise:
-    """Where in a chunk the silos of one run are, and what draws for all of them in one go."""
-
-    __repr__ = in_outline
-
-    slots: list[int]
-    index: Tensor  # the same, on the device
-    generator: torch.Generator
-
-    def draw(self, room: Tensor, silos: int) -> None:
-        """A step of those of its silos that are among the first ``silos``, in their order."""
-        first, count = self.slots[0], bisect_left(self.slots, silos)
-        if self.slots[-1] - first + 1 == len(self.slots):  # side by side
-            room[first : first + count].normal_(generator=self.generator)
-        else:
-            room[self.index[:count]] = room.new_empty(count, room.shape[1]).normal_(generator=self.generator)
-
-
 class DeviceNoise:
-    """Run by run, by generators of the device."""
+    """Silo by silo, each by a generator of the device with its own key; a GPU's (Philox) is a function of a counter."""
 
     def __init__(
         self,
@@ -96,17 +76,13 @@ class DeviceNoise:
     ) -> None:
         """``rooms`` has one for each phase that touches records, (silos, numbers)."""
         self._rooms = rooms
-        slots: dict[int, list[int]] = {}
-        for position, member in enumerate(members):
-            slots.setdefault(member.run, []).append(position)
-        self._runs = []
-        for own in slots.values():
-            name = f"{round}/{tuple(members[position].index for position in own)}"
-            generator = joined([secrets[position] for position in own]).device_generator(name, device)
-            self._runs.append(_RunNoise(own, torch.tensor(own, device=device), generator))
+        self._generators = [
+            secret.device_generator(f"{round}/{member.index}", device)
+            for member, secret in zip(members, secrets, strict=True)
+        ]
 
     def draw(self, silos: int) -> None:
         """The next step of the first ``silos`` silos."""
         for room in self._rooms:
-            for run in self._runs:
-                run.draw(room, silos)
+            for row, generator in zip(room[:silos], self._generators[:silos], strict=True):
+                row.normal_(generator=generator)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedloom.engines.base import Job, Outcome, Result, SiloState, Task, settled, stepped
-from fedloom.engines.fused_merge import StackedMean, Sum
+from fedloom.engines.fused_merge import StackedMean, on_host
 from fedloom.engines.fused_stack import Member
+from fedloom.engines.pieces import RoundPart, Sum
 from fedloom.errors import FedloomError
 from fedloom.methods.steps import DistillationJob, Distilled, Stepped
 from fedloom.outline import in_outline
@@ -57,6 +58,7 @@ class RunRound:
         self.job, self._trial = job, trial
         self._trainer = trainer = members[0].trainer
         self.results: list[Result] = []
+        self.parts: list[RoundPart] | None = None  # where they are to be put together elsewhere: those of each chunk
         self.error: FedloomError | None = None
         self._stepped = Stepped(job.state.server)
         method = trainer.method
@@ -87,7 +89,8 @@ class RunRound:
         except FedloomError as error:
             self.error = error
             return
-        if self._mean is not None:
+        before = len(self.results)
+        if self._mean is not None and self.parts is None:
             self._mean.take(part.sums)
         for slot, result in zip(part.slots, part.results, strict=True):
             found = trained[slot.position]
@@ -99,6 +102,16 @@ class RunRound:
             whole = replace(result, update=update, state=found.kept, terms=found.terms, seconds=seconds)
             self.results.append(whole)
             self.job.on_silo(whole)
+        if self.parts is not None:
+            sums = [(key, weight, on_host(tensors)) for key, weight, tensors in part.sums]
+            self.parts.append(RoundPart(len(self.parts), self.results[before:], sums))
+
+    def put_together(self, parts: Sequence[RoundPart]) -> None:
+        """Take what came of chunks on other ranks, and here, in the order of the chunks."""
+        for part in parts:
+            self.results += part.results
+            if self._mean is not None:
+                self._mean.take(part.sums)
 
     def secret(self, silo: int) -> StreamNoise:
         """What a silo's records are drawn and hidden by in this round."""
@@ -116,7 +129,7 @@ class RunRound:
         if self.error is not None:
             return
         state, context, trainer = self.job.state, self.job.context, self._trainer
-        merged = self._mean.result() if self._mean is not None else {}
+        merged = self._mean.result(state.server.blocks) if self._mean is not None else {}
         try:
             self._stepped = stepped(trainer.method, state, context, self.results, trainer.streams, device, merged)
         except FedloomError as error:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -35,6 +35,7 @@ from fedloom.engines.base import (
 from fedloom.engines.distillation import distillation_context, distillation_trainer, distilled, state_before
 from fedloom.engines.distributed import takes_step_with_sum
 from fedloom.engines.masked_sums import MaskedSum, SummedRounds, stepped_by
+from fedloom.engines.pieces import RoundPart, RoundPiece
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.federation.rounds import RoundContext
@@ -84,20 +85,35 @@ class ReferenceEngine:
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life."""
-        with _memory_named():
-            return self._round(job)
+        return self.concluded(job, self.carry_out(job, range(len(job.context.participants))))
 
-    def _round(self, job: Job) -> tuple[FederationState, RoundReport]:
+    def pieces(self, job: Job) -> list[RoundPiece]:
+        """Each silo trains by itself."""
+        return [RoundPiece((silo,), self._trainer.steps(silo)) for silo in job.context.participants]
+
+    def carry_out(self, job: Job, pieces: Sequence[int]) -> list[RoundPart]:
+        """Train silos, whose updates are whole."""
+        summed = self._sum(job.context.round)
+        numbers = {job.context.participants[number]: number for number in pieces}
+        found = []
+        with _memory_named():
+            tasks = self.tasks(job.state, replace(job.context, participants=tuple(numbers)), job.secrets)
+            tasks = [replace(task, context=job.context, step=summed.step if summed else None) for task in tasks]
+            for result in self.train(tasks):
+                job.on_silo(result)
+                found.append(RoundPart(numbers[result.silo], [result]))
+        return found
+
+    def concluded(self, job: Job, parts: Sequence[RoundPart]) -> tuple[FederationState, RoundReport]:
+        """Merge the updates, or take the step that needs but their sum."""
         trainer, summed = self._trainer, self._sum(job.context.round)
-        tasks, results = self.tasks(job.state, job.context, job.secrets), list[Result]()
-        for result in self.train([replace(task, step=summed.step) for task in tasks] if summed else tasks):
-            job.on_silo(result)
-            results.append(result)
-        if summed is None or not results:
-            return conclude(trainer.method, job.state, job.context, results, trainer.streams, distiller=self)
-        total = np.sum([summed.integers(result.update) for result in results], axis=0)
-        found = stepped_by(trainer, trainer.method, summed.update(total, job.context.round), job.state, job.context)
-        return finished(trainer.method, job.state, job.context, results, found, self)
+        results = [result for part in parts for result in part.results]
+        with _memory_named():
+            if summed is None or not results:
+                return conclude(trainer.method, job.state, job.context, results, trainer.streams, distiller=self)
+            total = np.sum([summed.integers(result.update) for result in results], axis=0)
+            found = stepped_by(trainer, trainer.method, summed.update(total, job.context.round), job.state, job.context)
+            return finished(trainer.method, job.state, job.context, results, found, self)
 
     def _sum(self, round: int) -> MaskedSum | None:
         """What silos add up in a round whose step is taken with the sum."""

@@ -316,6 +316,14 @@ def resume(
     """
     from fedloom.experiment.inline import usual_observer  # which is built on this module
 
+    config, folder = reopened(out, federation, engine, rounds)
+    return Experiment.of(config, federation).resume(folder, observer or usual_observer())
+
+
+def reopened(
+    out: Path | str, federation: Federation | None, engine: Mapping[str, str] | None, rounds: int | None
+) -> tuple[Config, RunFolder]:
+    """A run's folder to go on with, and the configuration that it goes on by."""
     folder = RunFolder.open(Path(out))
     check_idle(folder.path)
     check_origin(folder, federation)
@@ -324,7 +332,7 @@ def resume(
     config = folder.config
     if engine:
         config = replace(config, engine=parse(EngineConfig, asdict(config.engine) | dict(engine), "engine"))
-    return Experiment.of(config, federation).resume(folder, observer or usual_observer())
+    return config, folder
 
 
 def load(out: Path | str) -> Run:

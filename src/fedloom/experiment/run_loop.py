@@ -7,14 +7,16 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedloom.engines.base import NO_SECRETS, Engine, FederationState, Job, Outcome, Result, RoundReport
 from fedloom.engines.charging import Charging, noise_source
 from fedloom.engines.choice import make_engine
+from fedloom.engines.pieces import Divisible
 from fedloom.errors import RunFolderError
 from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
+from fedloom.experiment.discovering import groups_of
 from fedloom.experiment.states import KeptModels, checkpoint_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.generator import Generator
@@ -51,6 +53,14 @@ class Observer:
         """A round is over and on disk."""
 
 
+class FellowRanks(Protocol):
+    """Other ranks that train a run's silos, as whoever leads them knows them."""
+
+    def engine(self, engine: Divisible, groups: Mapping[str, str] | None, /) -> Engine:
+        """The leader's, whose silos train on all ranks; groups are those that were found, where they were."""
+        ...
+
+
 @dataclass(frozen=True)
 class RunLoop:
     """A run from where it stands to its end."""
@@ -61,10 +71,13 @@ class RunLoop:
     evaluator: Evaluator
     observer: Observer
 
-    def run_alone(self, given: Engine | None = None) -> RunFolder:
-        """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder."""
+    def run_alone(self, given: Engine | None = None, fellows: FellowRanks | None = None) -> RunFolder:
+        """Live with an engine of its own, the one given or the one that the configuration asks for, into its folder.
+
+        Where there are ``fellows``, that engine is their leader's.
+        """
         if self.folder.status["state"] == "unfinished":
-            engine = given or make_engine(self.experiment.trainer, self.earlier_choice)
+            engine = given or self._made(fellows)
             try:
                 failures = run_together([self], engine, lambda jobs: {0: _attempted(engine, jobs[0])})
             finally:
@@ -72,6 +85,10 @@ class RunLoop:
             if failures:
                 raise failures[0]
         return self.folder
+
+    def _made(self, fellows: FellowRanks | None) -> Engine:
+        engine = make_engine(self.experiment.trainer, self.earlier_choice)
+        return engine if fellows is None else fellows.engine(engine, groups_of(self.folder))
 
     @property
     def earlier_choice(self) -> dict[str, Any]:
@@ -107,8 +124,6 @@ class RunLoop:
                 changed = engine.choice() != noted
                 if changed:  # memory ran out: known before anything of this round is, for who resumes
                     noted = self._note(engine, charging)
-                    if charging is not None:
-                        charging.noise_changed(context.round, noise_source(noted))
                 # Other runs' work in between is not counted.
                 metrics = self._logged(state, report, charging, trackers, before + training)
                 if reason := ailment(folder.metrics(), config.rounds):

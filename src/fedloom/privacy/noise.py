@@ -8,11 +8,9 @@ its run may be resumed, and draws from streams under a key that is made of that 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -158,15 +156,6 @@ class StreamNoise(StreamDraws):
 def keyed(secret: bytes, query: str) -> StreamNoise:
     """The randomness of one query, which is described in full; it tells nothing of the secret or of another query's."""
     return StreamNoise(Streams(int.from_bytes(hmac.digest(secret, query.encode(), "sha256"), "big")))
-
-
-def joined(sources: Sequence[StreamNoise]) -> StreamNoise:
-    """The randomness of several queries that are answered together."""
-    keys = {source.streams.seed for source in sources}
-    if len(keys) == 1:
-        return sources[0]
-    text = "/".join(str(source.streams.seed) for source in sources)
-    return StreamNoise(Streams(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")))
 
 
 def coins(

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.errors import RunFolderError
 from fedloom.outline import in_outline
 from fedloom.runs.files import digest, digest_of_file, remove_folder, write_folder_atomically
-from fedloom.runs.stacks import StackFile, StoredRow, alike, stacked
+from fedloom.runs.stacks import Distant, StackFile, StoredRow, alike, stacked
 from fedloom.sharing.codec import packed
 from fedloom.sharing.plan import Tensors
 
@@ -44,7 +44,11 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write it whole or not at all, then drop all but the newest ``keep``."""
     files = {"server.safetensors": packed(checkpoint.server)}
     owners: dict[str, list[str | None]] = {}  # of the rows of each file; none where a silo has newer tensors elsewhere
-    held = {name: table for name, table in checkpoint.silos.items() if not isinstance(table, StoredRow)}
+    held = {
+        name: dict(table.items()) if isinstance(table, Distant) else table
+        for name, table in checkpoint.silos.items()
+        if not isinstance(table, StoredRow)
+    }
     for names in alike(held):
         file_name = f"silos-{len(owners)}.safetensors"
         files[file_name] = stacked([held[name] for name in names])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -80,6 +80,28 @@ class StoredRow(Mapping[str, Tensor]):
             raise RunFolderError(f"{self.file.path} is gone or damaged ({error})") from error
 
 
+class Distant(Mapping[str, Tensor]):
+    """One silo's tensors that another process holds; each look asks for all of them."""
+
+    def __init__(self, names: Sequence[str], holder: int, ask: Callable[[], dict[str, Tensor]]) -> None:
+        self._names, self.holder, self._ask = tuple(names), holder, ask
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._ask()[name]
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """All of them at the price of one."""
+        return self._ask().items()
+
+
 class Kept(Protocol):
     """Whoever holds on to tensors, wherever these lie."""
 
@@ -100,6 +122,8 @@ class Overflow:
 
     def admit(self, state: Kept) -> None:
         """Watch over one more; what lies in a checkpoint, which will be deleted, is read back first."""
+        if isinstance(state.source, Distant):
+            return  # it takes no memory of this process
         if isinstance(state.source, StoredRow):
             state.source = dict(state.source.items())
         self._held.append(weakref.ref(state))

@@ -71,6 +71,15 @@ class EgressRecord:
             **({"masked": True} if self.masked else {}),
         }
 
+    @classmethod
+    def of_mapping(cls, line: Mapping[str, Any]) -> EgressRecord:
+        """The inverse of :meth:`to_mapping`."""
+
+        def shapes(parts: Mapping[str, Mapping[str, list[int]]]) -> dict[str, dict[str, tuple[int, ...]]]:
+            return {key: {name: tuple(shape) for name, shape in part.items()} for key, part in parts.items()}
+
+        return cls(**{**line, "blocks": shapes(line["blocks"]), "payloads": shapes(line["payloads"])})
+
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor by its name."""
