@@ -94,7 +94,7 @@ def silos_per_round(trainer: Trainer) -> int:
 
 def _steps(trainer: Trainer) -> float:
     """Of a silo in the whole run, on average, each of all phases."""
-    steps = sum(map(trainer.steps, range(len(trainer.federation)))) / len(trainer.federation)
+    steps = sum(map(trainer.steps, trainer.members)) / len(trainer.members)
     return trainer.config.rounds * steps * len(trainer.method.phases)
 
 

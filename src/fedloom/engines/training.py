@@ -95,8 +95,18 @@ class Trainer:
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
         """For each silo the rounds that it takes part in, as drawn in public before the run."""
-        chosen = {r: participants_of(self.config, self.federation, r) for r in range(1, self.config.rounds + 1)}
-        return [tuple(r for r, silos in chosen.items() if i in silos) for i in range(len(self.federation))]
+        found: dict[int, tuple[int, ...]] = {}
+        for number in range(1, self.config.rounds + 1):
+            for silo in participants_of(self.config, self.federation, number):
+                found[silo] = (*found.get(silo, ()), number)
+        return [found.get(silo, ()) for silo in range(len(self.federation))]
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The silos that an engine gets ready for: all, or of silos that are made on demand those ever drawn."""
+        if not self.federation.on_demand:
+            return range(len(self.federation))
+        return [silo for silo, rounds in enumerate(self.attended) if rounds]
 
     @cached_property
     def _templates(self) -> dict[Hashable, nn.Module]:

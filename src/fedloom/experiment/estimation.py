@@ -51,7 +51,7 @@ def estimate(config: Config, federation: Federation | None = None) -> RunEstimat
     federation, trainer = experiment.federation, experiment.trainer
     trainer.check_privacy()
     rounds = experiment.config.rounds
-    whole = sum(len(attended) * trainer.steps(silo) for silo, attended in enumerate(trainer.attended)) / rounds
+    whole = sum(len(trainer.attended[silo]) * trainer.steps(silo) for silo in trainer.members) / rounds
     if not experiment.method.phases:
         whole = 0
     context = _first_attended(experiment)
@@ -73,7 +73,7 @@ def estimate(config: Config, federation: Federation | None = None) -> RunEstimat
     return RunEstimate(
         engine=chosen.describe(),
         silos=len(federation),
-        records=sum(map(len, federation.silos)),
+        records=federation.held,
         parameters=sum(tensor.numel() for block in after.server.blocks.values() for tensor in block.values()),
         rounds=rounds,
         steps_per_round=round(whole),
