@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedloom.config import Config, DataConfig, ParticipationConfig
+from fedloom.engines.fused_stack import stacks_of
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation, describe
@@ -36,7 +37,7 @@ def on_demand(rows: int = 20) -> FederationOnDemand:
     """The silos as they are made."""
     groups: dict[tuple[int, ...], range] = {(0,): range(12), (1,): range(12, SILOS)}
     silos = SilosOnDemand(partial(records, rows=20), [rows] * SILOS, groups, "test")
-    return FederationOnDemand("tiny", silos, records(0), ("a", "b"), pool=records(0))
+    return FederationOnDemand("tiny", silos, records(0), ("a", "b"))
 
 
 def all_there() -> Federation:
@@ -67,6 +68,13 @@ def test_a_run_has_the_bits_of_one_whose_silos_are_all_there(engine: str, tmp_pa
         assert all(torch.equal(own[key], tensor) for key, tensor in tensors.items())
 
 
+def test_an_engine_gets_ready_for_those_that_are_drawn() -> None:
+    experiment = Experiment.of(config(), on_demand())
+    chosen = {silo for number in (1, 2, 3) for silo in experiment.context(number).participants}
+    (stack,) = stacks_of([experiment.trainer], torch.device("cpu"))
+    assert {member.index for member in stack.members} == chosen != set(range(SILOS))
+
+
 def test_it_is_resumed_and_measured(tmp_path: Path) -> None:
     settings = config("evaluation.metrics=['cost']", "evaluation.every=1", "engine.keep_checkpoints=3")
     straight = Experiment.of(settings, on_demand()).run(tmp_path / "straight")
@@ -87,7 +95,7 @@ def test_it_is_resumed_and_measured(tmp_path: Path) -> None:
 
 
 def test_a_silo_must_be_made_as_it_was_declared() -> None:
-    with pytest.raises(FedloomError, match="'silo-0' was made with 20 records .* 21 of the groups"):
+    with pytest.raises(FedloomError, match=r"'silo-0' was made with 20 records .* 21 of the groups"):
         on_demand(rows=21)
     with pytest.raises(FedloomError, match="looks at the records of every silo"):
         list(on_demand().silos)

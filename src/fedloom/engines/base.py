@@ -174,6 +174,15 @@ def participants_of(config: Config, federation: Federation, round: int) -> tuple
     return participants(config.participation, len(federation), round, Streams(config.seed))
 
 
+def attendance_of(config: Config, federation: Federation) -> list[tuple[int, ...]]:
+    """For each silo the rounds that it takes part in."""
+    found: dict[int, list[int]] = {}
+    for number in range(1, config.rounds + 1):
+        for silo in participants_of(config, federation, number):
+            found.setdefault(silo, []).append(number)
+    return [tuple(found.get(silo, ())) for silo in range(len(federation))]
+
+
 def initial_state(method: Method, federation: Federation, config: Config) -> FederationState:
     """Before round 1: the server holds a copy of every block that is merged, and whatever its step brings."""
     streams = Streams(config.seed)

@@ -96,7 +96,7 @@ def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[StackKind, list[tuple
     models: dict[Hashable, nn.Module] = {}
     kinds: dict[tuple[Any, ...], StackKind] = {}
     found = []
-    for index in trainer.members:
+    for index in members_of(trainer):
         member = Member(run, index, trainer)
         built, columns = trainer.method.kind(member.site), _columns(member.silo)
         if built not in models:
@@ -106,6 +106,13 @@ def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[StackKind, list[tuple
             kinds[built, *columns] = _kind(member, models[built], columns)
         found.append((kinds[built, *columns], (member, models[built])))
     return together(found)
+
+
+def members_of(trainer: Trainer) -> Sequence[int]:
+    """The silos that an engine gets ready for: all, or of silos that are made on demand those ever drawn."""
+    if not trainer.federation.on_demand:
+        return range(len(trainer.federation))
+    return [silo for silo, rounds in enumerate(trainer.attended) if rounds]
 
 
 def stacks_of(trainers: Sequence[Trainer], device: torch.device) -> list[Stack]:

@@ -18,8 +18,8 @@ from fedloom.engines.base import (
     SharedStep,
     SiloState,
     Task,
+    attendance_of,
     counts_of,
-    participants_of,
     pretraining_phases,
     result_of_gradients,
     site_of,
@@ -95,18 +95,7 @@ class Trainer:
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
         """For each silo the rounds that it takes part in, as drawn in public before the run."""
-        found: dict[int, tuple[int, ...]] = {}
-        for number in range(1, self.config.rounds + 1):
-            for silo in participants_of(self.config, self.federation, number):
-                found[silo] = (*found.get(silo, ()), number)
-        return [found.get(silo, ()) for silo in range(len(self.federation))]
-
-    @property
-    def members(self) -> Sequence[int]:
-        """The silos that an engine gets ready for: all, or of silos that are made on demand those ever drawn."""
-        if not self.federation.on_demand:
-            return range(len(self.federation))
-        return [silo for silo, rounds in enumerate(self.attended) if rounds]
+        return attendance_of(self.config, self.federation)
 
     @cached_property
     def _templates(self) -> dict[Hashable, nn.Module]:

@@ -10,6 +10,7 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, initial_state
 from fedloom.engines.choice import make_engine
+from fedloom.engines.fused_stack import members_of
 from fedloom.engines.training import Trainer
 from fedloom.experiment.experiment import Experiment
 from fedloom.federation.building import check_dealt
@@ -51,7 +52,7 @@ def estimate(config: Config, federation: Federation | None = None) -> RunEstimat
     federation, trainer = experiment.federation, experiment.trainer
     trainer.check_privacy()
     rounds = experiment.config.rounds
-    whole = sum(len(trainer.attended[silo]) * trainer.steps(silo) for silo in trainer.members) / rounds
+    whole = sum(len(trainer.attended[silo]) * trainer.steps(silo) for silo in members_of(trainer)) / rounds
     if not experiment.method.phases:
         whole = 0
     context = _first_attended(experiment)

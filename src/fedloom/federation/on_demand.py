@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedloom.config import Config, DataConfig
 from fedloom.errors import ConfigError, DataError
-from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.records import Federation, Records, Silo, concatenate
 from fedloom.outline import in_outline
 
 PREFIX = "silo-"
@@ -164,10 +164,8 @@ class FederationOnDemand(Federation):
 
     @property
     def training(self) -> Records:
-        """What silos' records are drawn from."""
-        if self.pool is None:
-            raise DataError("the records of all silos are asked for, and these are made when they are drawn")
-        return self.pool
+        """What silos' records are drawn from; where nobody said, the first silo of each kind stands for it."""
+        return concatenate([silo.train for silo in self.known]) if self.pool is None else self.pool
 
     @cached_property
     def digest(self) -> str:

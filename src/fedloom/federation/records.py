@@ -158,6 +158,7 @@ class Silo:
     train: Records
     validation: Records | None = None  # never trained on; for choices that the silo makes at home
     named: bool = True  # whether its groups are part of its data; those that were found are not
+    is_remote: ClassVar[bool] = False  # whether its records are somewhere else
 
     def __len__(self) -> int:
         return len(self.train)
@@ -188,26 +189,6 @@ class Silo:
             columns = (table.x, table.y, table.group if self.named else None, table.subject, table.attributes)
             for column in (column for column in columns if column is not None):
                 found.update(column.cpu().contiguous().numpy().tobytes())
-
-
-@dataclass(frozen=True, eq=False)
-class RemoteSilo(Silo):
-    """An organisation of a deployment as the others know it: by name and groups, without a record."""
-
-    __repr__ = in_outline
-
-    declared: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...], kind: str = "") -> RemoteSilo:
-        """A silo whose records, of a shape and kind, are somewhere else."""
-        none = torch.empty(0, dtype=torch.int64)
-        return cls(name, Records(torch.empty(0, *shape), none, none, kind=kind), declared=groups)
-
-    @cached_property
-    def groups(self) -> tuple[int, ...]:
-        """The groups that the charter says the silo holds records of."""
-        return self.declared
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +234,7 @@ class Federation:
         if "server" in names:
             raise DataError("no silo may be called 'server': that is the name of the server's own site")
         for silo in self.known:
-            if len(silo) == 0 and not isinstance(silo, RemoteSilo):
+            if len(silo) == 0 and not silo.is_remote:
                 raise DataError(f"silo '{silo.name}' holds no records")
             if silo.train.modality != self.modality:
                 raise DataError(
@@ -334,7 +315,7 @@ class Federation:
     @property
     def is_remote(self) -> bool:
         """Whether this is a server's view, which holds no silo's records."""
-        return all(isinstance(silo, RemoteSilo) for silo in self.known)
+        return all(silo.is_remote for silo in self.known)
 
     @cached_property
     def digest(self) -> str:
