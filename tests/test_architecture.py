@@ -25,7 +25,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"federation", "backbones", "secure"},
     {"models", "objectives", "sharing", "privacy"},
     {"methods", "runs", "discovery"},
-    {"operations"},
+    {"operations", "cluster"},
     {"engines", "evaluation"},
     {"reports", "release"},
     {"experiment", "embedding", "certificate"},

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedloom.cli.clusters import Jobs, On, Sbatch, cluster_of
 from fedloom.cli.output import Json, plural, privacy_of, say, say_guarantee, show_json, terminal
 from fedloom.cli.sweeping import complain_of
+from fedloom.cluster import Cluster
+from fedloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.cli.progress import RoundProgress
@@ -45,11 +49,16 @@ def reproduce(
     inception: Annotated[
         Path | None, typer.Option(help="Weights of the Inception network of 2015: the standard FID is measured too.")
     ] = None,
+    on: On = None,
+    jobs: Jobs = 0,
+    sbatch: Sbatch = None,
     render: Annotated[bool, typer.Option("--render", help="Run nothing; write the tables anew from results.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the rows of a paper's tables, keep every result, and write the tables into the paper's page."""
-    console = terminal()
+    console, cluster = terminal(), cluster_of(on, out, jobs, sbatch or ())
+    if cluster is not None and (workers > 1 or minutes):
+        raise ConfigError("--workers and --minutes are for this process; jobs have --jobs, and --sbatch time=MINUTES")
     with console.status("loading"):
         from fedloom.reproduction.rendering import render_pages
         from fedloom.reproduction.tables import load_table
@@ -58,7 +67,7 @@ def reproduce(
     outcomes: dict[str, Outcome] = {}
     if not render:
         wanted = [f"engine.device={device}", *(settings or [])]
-        outcomes = _run(tables, papers, out, rows or [], seeds, wanted, (pack, workers, minutes), inception)
+        outcomes = _run(tables, papers, out, rows or [], seeds, wanted, (pack, workers, minutes), inception, cluster)
     written: list[str] = []
     for paper in dict.fromkeys(table.paper for table in tables):
         pages = render_pages(papers / paper, [table for table in tables if table.paper == paper])
@@ -83,6 +92,7 @@ def _run(
     settings: Sequence[str],
     effort: tuple[str, int, float],
     inception: Path | None,
+    cluster: Cluster | None,
 ) -> dict[str, Outcome]:
     console = terminal()
     with console.status("loading"):
@@ -111,7 +121,8 @@ def _run(
             yield progress
 
     try:
-        return carry_out(tasks, work, observe, workers=workers, seconds=60 * minutes or float("inf"))
+        seconds, say = 60 * minutes or float("inf"), partial(typer.echo, err=True)
+        return carry_out(tasks, work, observe, workers=workers, seconds=seconds, cluster=cluster, say=say)
     except KeyboardInterrupt as error:
         typer.echo("stopped; the same command goes on", err=True)
         raise typer.Exit(INTERRUPTED) from error

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedloom.cli.clusters import Jobs, On, Sbatch, Where, cluster_of
 from fedloom.cli.comparison import compared, show_comparison
 from fedloom.cli.output import Json, complain, plural, privacy_of, say, say_guarantee, show_json, terminal
 
@@ -30,14 +32,17 @@ def sweep(
     pack: Annotated[
         str, typer.Option(help="Runs of equal shape in one program of the fused engine: auto, off or a number.")
     ] = "auto",
+    on: On = None,
+    jobs: Jobs = 0,
+    sbatch: Sbatch = None,
     as_json: Json = False,
 ) -> None:
     """Run every combination of a grid, each into a folder of its own, and compare them; goes on where it stopped."""
-    console = terminal()
+    console, cluster = terminal(), cluster_of(on, out, jobs, sbatch or ())
     with console.status("loading"):
         from fedloom.cli.progress import RoundProgress
         from fedloom.runs.folder import RunFolder
-        from fedloom.sweep import pack_of, read_sweep, run_sweep
+        from fedloom.sweep import pack_of, read_sweep, run_sweep, sweep_on
 
         trials, together = read_sweep(file), pack_of(pack)
 
@@ -50,9 +55,14 @@ def sweep(
             yield progress
 
     try:
-        outcomes = run_sweep(trials, out, observe, together)
+        if cluster is not None:
+            outcomes = sweep_on(cluster, trials, out, together, partial(typer.echo, err=True))
+        else:
+            outcomes = run_sweep(trials, out, observe, together)
     except KeyboardInterrupt as error:
-        typer.echo(f"stopped; `fedloom sweep {file} --out {out}` goes on", err=True)
+        jobs_go_on = "jobs that were submitted go on; " if on is Where.SLURM else ""
+        again = f"fedloom sweep {file} --out {out}" + (f" --on {on.value}" if on else "")
+        typer.echo(f"stopped; {jobs_go_on}`{again}` goes on", err=True)
         raise typer.Exit(INTERRUPTED) from error
     runs = [RunFolder.open(out / trial.name) for trial in trials if (out / trial.name / "run.toml").is_file()]
     measured = [run for run in runs if run.latest_metrics()]

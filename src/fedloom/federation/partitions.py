@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom.config import DataConfig
 from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.records import Dataset
+from fedloom.outline import in_outline
 from fedloom.streams import Streams
 
 Share = tuple[str, Tensor]
@@ -89,6 +90,8 @@ class DrawnShares(Sequence[Share]):
 
     The records of one silo are all different, and other silos may have them too.
     """
+
+    __repr__ = in_outline
 
     members: tuple[Tensor, ...]  # of each group
     silos: int  # of each group
