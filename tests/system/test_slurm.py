@@ -34,7 +34,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={home}/munge.socket
+AuthInfo=socket={home}/munge.socket,cred_expire=5
 StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool
 SlurmctldPidFile={home}/slurmctld.pid
@@ -141,29 +141,45 @@ def test_a_sweep_is_an_array_that_is_waited_for_again_and_asked_for_once(slurm: 
     assert "jobs are under way from before" in said
     assert "submitted to slurm" not in said
     trials = json.loads(out)["trials"]
-    assert {name: trial["state"] for name, trial in trials.items()} == {"1": "finished", "2": "finished"}
+    assert {name: trial["state"] for name, trial in trials.items()} == {"seed-1": "finished", "seed-2": "finished"}
     for trial in read_sweep(swept):  # what a job trained has the bits of what is trained here
         here = train(trial.config, swept.parent / "here" / trial.name).folder.path
         assert_same_run(swept.parent / "out" / trial.name, here)
-    shutil.rmtree(swept.parent / "out" / "2")
+    shutil.rmtree(swept.parent / "out" / "seed-2")
     code, _, said = _run(slurm, swept)
     assert code == 0, said
     assert said.count("submitted to slurm") == 1
     assert said.count(" is over: ") == 1
-    assert " is over: 2" in said
+    assert " is over: seed-2" in said
 
 
 def test_a_job_that_died_is_one_sentence_and_its_run_goes_on(slurm: dict[str, str], swept: Path) -> None:
-    process, first = _begun(slurm, swept), swept.parent / "out" / "1"
+    (swept.parent / "base.toml").write_text(tiny_config("rounds=100").to_toml(), encoding="utf-8")
+    process, first = _begun(slurm, swept), swept.parent / "out" / "seed-1"
     wait_for(lambda: first.is_dir() and RunFolder.open(first).rounds_done, "a round that is kept")
     (job,) = _at_work(slurm)
     subprocess.run(["scancel", "--signal=KILL", job], env=slurm, check=True)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 2, said
     sentence = said.splitlines()[-1]
-    assert sentence.startswith(f"Error: job {job} of 1 ended without a result")
+    assert sentence.startswith(f"Error: job {job} of seed-1 ended without a result")
     done = RunFolder.open(first).rounds_done
-    assert 0 < done < 40
+    assert 0 < done < 100
     code, _, said = _run(slurm, swept)
     assert code == 0, said
-    assert RunFolder.open(first).rounds_done == 40
+    assert said.count(" is over: ") == 1  # the other run had ended
+    assert RunFolder.open(first).rounds_done == 100
+
+
+def test_a_job_that_is_cut_off_is_queued_again_and_goes_on(slurm: dict[str, str], swept: Path) -> None:
+    swept.write_text('base = "base.toml"\n[grid]\nseed = [1]\n', encoding="utf-8")
+    (trial,) = read_sweep(swept)
+    process, run = _begun(slurm, swept), swept.parent / "out" / trial.name
+    wait_for(lambda: run.is_dir() and RunFolder.open(run).rounds_done, "a round that is kept")
+    (job,) = _at_work(slurm)
+    subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)  # as SLURM does before a time limit
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert said.count("submitted to slurm") == 1
+    assert "Requeued job" in (swept.parent / "out" / "jobs" / f"{job}_0_log.out").read_text(encoding="utf-8")
+    assert_same_run(run, train(trial.config, swept.parent / "here").folder.path)
