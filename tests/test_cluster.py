@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -84,7 +85,8 @@ def test_what_is_asked_of_slurm_and_a_job_that_left_the_queue_without_a_result(s
         Cluster("slurm", slurm / "jobs", sbatch={"partition": "nowhere"}).carry_out(calls, silent)
 
 
-def test_what_is_under_way_is_waited_for_and_not_asked_for_again(slurm: Path) -> None:
+def test_what_is_under_way_is_waited_for_and_not_asked_for_again(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "GRACE", 60.0)
     folder, queue = slurm / "jobs", slurm / "queue"
     folder.mkdir()
     (folder / cluster.RECORD).write_text(json.dumps({"16_0": ["a"], "16_1": ["b"], "15": ["old"]}), encoding="utf-8")
@@ -92,10 +94,10 @@ def test_what_is_under_way_is_waited_for_and_not_asked_for_again(slurm: Path) ->
     results = {"16_0": {"a": 1}, "16_1": {"b": 2}}
 
     def say(line: str) -> None:
-        if "under way" in line:  # then they end
+        if "under way" in line:  # then they leave the queue, and what they return is seen a little later
             assert line == "2 jobs are under way from before"
-            for job, result in results.items():
-                _result(folder, job, result)
+            queue.write_text("99\n", encoding="utf-8")
+            Timer(0.2, lambda: [_result(folder, job, result) for job, result in results.items()]).start()
 
     calls = [Call(("a", "b"), partial(dict))]  # a pack that has other runs now
     assert Cluster("slurm", folder).carry_out(calls, say) == {"a": 1, "b": 2}
