@@ -27,7 +27,11 @@ def silent(_: str) -> None:
 def test_jobs_of_this_machine_return_what_they_did(tmp_path: Path) -> None:
     heard: list[str] = []
     calls = [Call((name,), partial(dict, {name: {"process": number}})) for number, name in enumerate("abc")]
+    (tmp_path / "jobs").mkdir()
+    old = tmp_path / "jobs" / "77_0_result.pkl"
+    old.touch()  # of a process whose number may come again
     found = Cluster("local", tmp_path / "jobs", at_once=2).carry_out(calls, heard.append)
+    assert not old.exists()
     assert found == {"a": {"process": 0}, "b": {"process": 1}, "c": {"process": 2}}
     submitted = [line for line in heard if line.startswith("submitted to local")]
     assert len(submitted) > 1  # two at a time

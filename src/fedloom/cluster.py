@@ -110,6 +110,9 @@ class Cluster:
             ) from error
         with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+        if self.where == "local":  # its jobs go by the numbers of processes, which come again
+            for old in self.folder.glob("*_result.pkl"):
+                old.unlink()
         executor = submitit.AutoExecutor(self.folder, cluster=self.where)
         minutes = int(self.sbatch["time"]) if self.sbatch.get("time", "").isdecimal() else MINUTES
         rest = {key: value for key, value in self.sbatch.items() if key != "time" or not value.isdecimal()}
