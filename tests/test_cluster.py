@@ -14,7 +14,7 @@ import pytest
 
 from cli.conftest import invoke
 from fedloom import cluster
-from fedloom.cluster import Call, Cluster
+from fedloom.cluster import Cluster, JobCall
 from fedloom.errors import FedloomError
 
 pytest.importorskip("submitit")
@@ -26,7 +26,7 @@ def silent(_: str) -> None:
 
 def test_jobs_of_this_machine_return_what_they_did(tmp_path: Path) -> None:
     heard: list[str] = []
-    calls = [Call((name,), partial(dict, {name: {"process": number}})) for number, name in enumerate("abc")]
+    calls = [JobCall((name,), partial(dict, {name: {"process": number}})) for number, name in enumerate("abc")]
     (tmp_path / "jobs").mkdir()
     old = tmp_path / "jobs" / "77_0_result.pkl"
     old.touch()  # of a process whose number may come again
@@ -39,7 +39,11 @@ def test_jobs_of_this_machine_return_what_they_did(tmp_path: Path) -> None:
 
 
 def test_a_job_that_died_is_one_sentence_after_the_others_have_ended(tmp_path: Path) -> None:
-    calls = [Call(("wrong",), partial(divmod, 1, 0)), Call(("dead",), partial(os._exit, 3)), Call(("kept",), dict)]
+    calls = [
+        JobCall(("wrong",), partial(divmod, 1, 0)),
+        JobCall(("dead",), partial(os._exit, 3)),
+        JobCall(("kept",), dict),
+    ]
     heard: list[str] = []
     with pytest.raises(FedloomError) as caught:
         Cluster("local", tmp_path / "jobs", at_once=1).carry_out(calls, heard.append)
@@ -80,7 +84,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_asked_of_slurm_and_a_job_that_left_the_queue_without_a_result(slurm: Path) -> None:
     options = {"gpus": "1", "time": "90", "partition": "gpu"}
-    calls = [Call((name,), partial(dict)) for name in "abc"]
+    calls = [JobCall((name,), partial(dict)) for name in "abc"]
     with pytest.raises(FedloomError, match=r"job 17_0 of a ended without a result; see .* \(and 2 more\); the same"):
         Cluster("slurm", slurm / "jobs", at_once=2, sbatch=options).carry_out(calls, silent)
     asked = (slurm / "asked").read_text(encoding="utf-8").splitlines()
@@ -103,7 +107,7 @@ def test_what_is_under_way_is_waited_for_and_not_asked_for_again(slurm: Path, mo
             queue.write_text("99\n", encoding="utf-8")
             Timer(0.2, lambda: [_result(folder, job, result) for job, result in results.items()]).start()
 
-    calls = [Call(("a", "b"), partial(dict))]  # a pack that has other runs now
+    calls = [JobCall(("a", "b"), partial(dict))]  # a pack that has other runs now
     assert Cluster("slurm", folder).carry_out(calls, say) == {"a": 1, "b": 2}
     assert not (slurm / "asked").exists()
     assert json.loads((folder / cluster.RECORD).read_text(encoding="utf-8")) == {}
@@ -135,6 +139,8 @@ def test_mistakes_are_one_sentence(refused: Callable[..., str], monkeypatch: pyt
     assert "--sbatch gpus must be KEY=VALUE" in refused("--on", "slurm", "--sbatch", "gpus")
     assert "say --on slurm or --on local" in refused("--jobs", "2")
     assert "--sbatch is for --on slurm" in refused("--on", "local", "--sbatch", "gpus=1")
+    result = invoke("reproduce", "fissionvae/table1", "--on", "local", "--workers", "2")
+    assert (result.exit_code, "--workers and --minutes are for this process" in result.stderr) == (2, True)
     monkeypatch.setenv("PATH", "/nowhere")
     assert "'sbatch' is not on this machine's PATH" in refused("--on", "slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)

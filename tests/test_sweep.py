@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engines.killing import sweep_until_killed
 from fedloom import sweep
-from fedloom.cluster import Call, Cluster
+from fedloom.cluster import Cluster, JobCall
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Observer, RunLoop
@@ -241,7 +241,7 @@ PRETRAINING = "'privacy.pretraining' = [2]\n'sharing.scopes.encoder' = ['silo']"
 class Here(Cluster):
     """Jobs that are done at once, in this process."""
 
-    def carry_out(self, calls: Sequence[Call], say: Callable[[str], None]) -> dict[str, Any]:
+    def carry_out(self, calls: Sequence[JobCall], say: Callable[[str], None]) -> dict[str, Any]:
         """What a cluster would."""
         for call in calls:
             say(",".join(call.names))

@@ -26,7 +26,7 @@ RECORD = "jobs.json"
 
 
 @dataclass(frozen=True)
-class Call:
+class JobCall:
     """What one job does; it says of each name what came of it."""
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Cluster:
     at_once: int = 0  # jobs at the same time; 0: as many as the cluster takes, here as there are cores
     sbatch: Mapping[str, str] = field(default_factory=dict)  # options of sbatch, such as partition or gpus
 
-    def carry_out(self, calls: Sequence[Call], say: Callable[[str], None]) -> dict[str, Any]:
+    def carry_out(self, calls: Sequence[JobCall], say: Callable[[str], None]) -> dict[str, Any]:
         """Have everything done that is not under way, wait for all of it, and return what came of each name."""
         executor = self._executor()
         running = self._under_way()
@@ -126,8 +126,8 @@ class Cluster:
         return executor
 
     def _submit(
-        self, executor: Any, waiting: Sequence[Call], running: dict[Any, Sequence[str]], say: Callable[[str], None]
-    ) -> list[Call]:
+        self, executor: Any, waiting: Sequence[JobCall], running: dict[Any, Sequence[str]], say: Callable[[str], None]
+    ) -> list[JobCall]:
         """Ask for what there is room for; returns the rest."""
         room = len(waiting)
         if self.where == "local":

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.cluster import Call, Cluster
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import Config, load_config
 from fedloom.engines.choice import device_of, make_pack, silos_per_round
 from fedloom.engines.fused import CUDA_CHUNK
@@ -124,7 +124,7 @@ def sweep_on(
         out.mkdir(parents=True, exist_ok=True)
     missing = [trial for trial in trials if not _over(trial, out / trial.name)]
     packs = packs_of(missing, out, pack, Federations())
-    calls = [Call(tuple(trial.name for trial in packed), partial(_job, packed, out.resolve())) for packed in packs]
+    calls = [JobCall(tuple(trial.name for trial in packed), partial(_job, packed, out.resolve())) for packed in packs]
     came = cluster.carry_out(calls, say)
     outcomes = {}
     for trial in trials:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from faulty_workers import die, fail, linger
-from fedloom.cluster import Call, Cluster
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.experiment import Run, load
@@ -71,7 +71,7 @@ def test_every_run_leaves_a_result_and_is_not_run_again(paper: Path, tmp_path: P
 class Here(Cluster):
     """Jobs that are done at once, in this process."""
 
-    def carry_out(self, calls: Sequence[Call], say: Callable[[str], None]) -> dict[str, Any]:
+    def carry_out(self, calls: Sequence[JobCall], say: Callable[[str], None]) -> dict[str, Any]:
         """What a cluster would."""
         say(" ".join(",".join(call.names) for call in calls))
         return {name: found for call in calls for name, found in call.work().items()}

@@ -36,8 +36,12 @@ Sbatch = Annotated[
 ]
 
 
-def cluster_of(where: Where | None, out: Path, jobs: int, sbatch: Sequence[str]) -> Cluster | None:
-    """Where jobs go, if they are asked for."""
+def cluster_of(
+    where: Where | None, out: Path, jobs: int, sbatch: Sequence[str], *, alone: bool = False
+) -> Cluster | None:
+    """Where jobs go, if they are asked for; ``alone`` where something was said of this process."""
+    if where is not None and alone:
+        raise ConfigError("--workers and --minutes are for this process; jobs have --jobs, and --sbatch time=MINUTES")
     options = dict[str, str]()
     for option in sbatch:
         key, equals, value = option.partition("=")

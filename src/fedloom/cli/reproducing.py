@@ -15,7 +15,6 @@ from fedloom.cli.clusters import Jobs, On, Sbatch, cluster_of
 from fedloom.cli.output import Json, plural, privacy_of, say, say_guarantee, show_json, terminal
 from fedloom.cli.sweeping import complain_of
 from fedloom.cluster import Cluster
-from fedloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedloom.cli.progress import RoundProgress
@@ -56,10 +55,8 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run the rows of a paper's tables, keep every result, and write the tables into the paper's page."""
-    console, cluster = terminal(), cluster_of(on, out, jobs, sbatch or ())
-    if cluster is not None and (workers > 1 or minutes):
-        raise ConfigError("--workers and --minutes are for this process; jobs have --jobs, and --sbatch time=MINUTES")
-    with console.status("loading"):
+    cluster = cluster_of(on, out, jobs, sbatch or (), alone=workers > 1 or minutes > 0)
+    with terminal().status("loading"):
         from fedloom.reproduction.rendering import render_pages
         from fedloom.reproduction.tables import load_table
 
@@ -72,13 +69,7 @@ def reproduce(
     for paper in dict.fromkeys(table.paper for table in tables):
         pages = render_pages(papers / paper, [table for table in tables if table.paper == paper])
         written += [str(page) for page in pages]
-    runs = _folders(out, outcomes)
-    if as_json:
-        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
-        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
-        show_json({"runs": found, "written": written})
-    else:
-        _show(outcomes, runs, written)
+    _show(outcomes, _folders(out, outcomes), written, as_json)
     if any(outcome.state == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -134,7 +125,12 @@ def _folders(out: Path, outcomes: Iterable[str]) -> list[RunFolder]:
     return [RunFolder.open(out / name) for name in outcomes if (out / name / "run.toml").is_file()]
 
 
-def _show(outcomes: dict[str, Outcome], runs: Sequence[RunFolder], written: Sequence[str]) -> None:
+def _show(outcomes: dict[str, Outcome], runs: Sequence[RunFolder], written: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
+        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
+        show_json({"runs": found, "written": list(written)})
+        return
     states = [outcome.state for outcome in outcomes.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "nothing to do"
     say(f"{plural(len(outcomes), 'run')}: {counts}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedloom.cluster import Call, Cluster
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import Config, EvaluationConfig
 from fedloom.engines.choice import device_of
 from fedloom.errors import ConfigError
@@ -138,7 +138,7 @@ def carry_out(
     packs = packs_of([task.trial for task in tasks], work.out, work.pack, federations)
     assigned = [[by_name[trial.name] for trial in pack] for pack in packs]
     if cluster is not None:
-        calls = [Call(tuple(task.trial.name for task in pack), partial(_job, pack, work)) for pack in assigned]
+        calls = [JobCall(tuple(task.trial.name for task in pack), partial(_job, pack, work)) for pack in assigned]
         failed = {name: Outcome(**found) for name, found in cluster.carry_out(calls, say).items()}
         _picture(tasks, work)
         return {task.trial.name: _outcome_of(task, failed) for task in tasks}
