@@ -36,9 +36,11 @@ demo: $(VENV)/.installed ## train FedVAE and FissionVAE+D on the embedded sample
 test: $(VENV)/.installed ## run the whole test suite
 	$(BIN)/pytest -n 2
 
-test-system: $(VENV)/.installed $(TOOLS)/.installed ## run the tests that need a browser and bubblewrap (Debian's are installed if they are missing)
+test-system: $(VENV)/.installed $(TOOLS)/.installed ## run the tests that need a browser, bubblewrap or SLURM (Debian's are installed if they are missing)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v bwrap >/dev/null \
-		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver bubblewrap; }
+		&& command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null \
+		|| { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver bubblewrap \
+			slurmctld slurmd slurm-client munge; }
 	$(BIN)/pytest -m system --session-timeout $(SYSTEM_SECONDS)
 
 lint: $(VENV)/.installed ## check style and types

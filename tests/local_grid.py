@@ -24,7 +24,8 @@ from fedloom.engines.flower.rounds import Event, FlowerEngine
 from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.flower.silo import Agreement, Grant, Screening, SiloService
 from fedloom.experiment import Experiment, Observer, Run
-from fedloom.federation.records import Federation, RemoteSilo
+from fedloom.federation.records import Federation
+from fedloom.federation.remote import RemoteSilo
 from fedloom.runs.folder import RunFolder
 
 Handler = Callable[[Frame], Frame]

@@ -26,7 +26,7 @@ LAYERS = (  # a room may import the rooms above it in this list
     {"models", "objectives", "sharing", "privacy"},
     {"discovery"},
     {"methods", "runs"},
-    {"operations"},
+    {"operations", "cluster"},
     {"engines", "evaluation"},
     {"reports", "release"},
     {"experiment", "embedding", "certificate"},

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from engines.killing import sweep_until_killed
 from fedloom import sweep
+from fedloom.cluster import Cluster, JobCall
 from fedloom.engines.fused_support import UnsupportedError
 from fedloom.errors import ConfigError, FedloomWarning
 from fedloom.experiment import Observer, RunLoop
@@ -19,7 +21,7 @@ from fedloom.presets import preset_names
 from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
-from fedloom.sweep import Federations, Outcome, Trial, pack_of, packs_of, read_sweep, run_sweep
+from fedloom.sweep import Federations, Outcome, Trial, pack_of, packs_of, read_sweep, run_sweep, sweep_on
 from support import assert_same_run, grids, logged, names_in, tiny_config
 
 Written = Callable[[str], Path]
@@ -234,6 +236,40 @@ PACKABLE = """
 
 DP_SGD = "'privacy.mechanism' = ['dp-sgd']\n'privacy.accountant' = ['rdp']"
 PRETRAINING = "'privacy.pretraining' = [2]\n'sharing.scopes.encoder' = ['silo']"
+
+
+class Here(Cluster):
+    """Jobs that are done at once, in this process."""
+
+    def carry_out(self, calls: Sequence[JobCall], say: Callable[[str], None]) -> dict[str, Any]:
+        """What a cluster would."""
+        for call in calls:
+            say(",".join(call.names))
+        return {name: found for call in calls for name, found in call.work().items()}
+
+
+def test_packs_are_jobs_and_only_what_has_not_ended_is_asked_for(written: Written, tmp_path: Path) -> None:
+    text = '[grid]\nengine.name = ["fused"]\nseed = [1, 2, 3]\n'
+    trials, out, heard = read_sweep(written(text)), tmp_path / "jobs", list[str]()
+    place = Here("local", tmp_path / "unused")
+    outcomes = sweep_on(place, trials[:2], out, 2, heard.append)
+    assert {name: outcome.state for name, outcome in outcomes.items()} == {"seed-1": "finished", "seed-2": "finished"}
+    outcomes = sweep_on(place, trials, out, 2, heard.append)
+    assert heard == ["seed-1,seed-2", "seed-3"]
+    assert list(outcomes) == ["seed-1", "seed-2", "seed-3"]
+    assert json.loads((out / "sweep.json").read_text())["trials"].keys() == outcomes.keys()
+    alone = tmp_path / "alone"
+    run_sweep(trials, alone, unobserved, 2)
+    for trial in trials:
+        assert_same_run(out / trial.name, alone / trial.name)
+
+
+def test_a_trial_that_fails_in_its_job_is_told(tmp_path: Path) -> None:
+    trials = [Trial("good", tiny_config()), Trial("bad", tiny_config("data.source=npz", "data.path=nowhere.npz"))]
+    outcomes = sweep_on(Here("local", tmp_path), trials, tmp_path / "out", 1, print)
+    assert outcomes["good"] == Outcome("finished")
+    assert outcomes["bad"].state == "failed"
+    assert "nowhere.npz" in outcomes["bad"].reason
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:

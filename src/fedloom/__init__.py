@@ -16,6 +16,8 @@ _HOMES = {
     "load_config": "fedloom.config",
     "FedloomError": "fedloom.errors",
     "Federation": "fedloom.federation.records",
+    "FederationOnDemand": "fedloom.federation.on_demand",
+    "SilosOnDemand": "fedloom.federation.on_demand",
     "Streams": "fedloom.streams",
     "build_federation": "fedloom.federation.building",
     "federation_from_arrays": "fedloom.federation.building",
@@ -42,11 +44,13 @@ __all__ = [
     "Config",
     "Experiment",
     "Federation",
+    "FederationOnDemand",
     "FedloomError",
     "Network",
     "Observer",
     "PlainMethod",
     "Run",
+    "SilosOnDemand",
     "Streams",
     "audit_run",
     "build_federation",
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
     from fedloom.errors import FedloomError
     from fedloom.experiment import Experiment, Observer, Run, estimate, load, resume, train
     from fedloom.federation.building import build_federation, federation_from_arrays
+    from fedloom.federation.on_demand import FederationOnDemand, SilosOnDemand
     from fedloom.federation.records import Federation
     from fedloom.methods.plain import PlainMethod
     from fedloom.models.networks import Network

@@ -21,7 +21,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
-
+PORTION = 2**16  # draws among very many that are in memory at once
 
 Word = int | Tensor
 Key = tuple[Word, Word]
@@ -66,10 +66,11 @@ class Draws(ABC):
         silo: int | Tensor = 0,
         round: int = 0,
         step: int | Tensor = 0,
+        first: int = 0,
         device: torch.device | str = "cpu",
     ) -> tuple[Tensor, ...]:
-        """Four 32-bit words for each index below ``count``; tensors in ``silo`` and ``step`` add leading dimensions."""
-        index = torch.arange(count, dtype=torch.int64, device=device)
+        """Four 32-bit words for each of ``count`` indices; tensors in ``silo`` and ``step`` add leading dimensions."""
+        index = torch.arange(first, first + count, dtype=torch.int64, device=device)
         step_word, silo_word = (
             word.to(device, torch.int64).unsqueeze(-1) if isinstance(word, Tensor) else word for word in (step, silo)
         )
@@ -88,7 +89,7 @@ class Draws(ABC):
     ) -> Tensor:
         """``count`` float64 numbers in (0, 1), one per index, with 32 bits of resolution."""
         word = self.words(purpose, count, silo=silo, round=round, step=step, device=device)[0]
-        return (word.to(torch.float64) + 0.5) / 2.0**32
+        return _unit(word)
 
     def normal(
         self,
@@ -139,6 +140,30 @@ class Draws(ABC):
         last = count - (shorter.to(device).unsqueeze(-1) if isinstance(shorter, Tensor) else shorter)
         rank = torch.where(torch.arange(count, device=device) < last, rank, 1 << 62)
         return torch.argsort(rank, dim=-1, stable=True)
+
+    def chosen(self, purpose: str, count: int, most: int, *, round: int = 0) -> Tensor:
+        """The first ``most`` of :meth:`permutation`, found in memory for so many and one portion of the draws."""
+        ranks = places = torch.empty(0, dtype=torch.int64)
+        for first in range(0, count, PORTION):
+            high, low, _, _ = self.words(purpose, min(PORTION, count - first), round=round, first=first)
+            ranks = torch.cat((ranks, ((high >> 1) << 31) | (low >> 1)))
+            places = torch.cat((places, torch.arange(first, first + len(high))))
+            order = torch.argsort(ranks, stable=True)[:most]  # of equal ranks the lower place is first, as there
+            ranks, places = ranks[order], places[order]
+        return places
+
+    def heads(self, purpose: str, count: int, rate: float, *, round: int = 0) -> Tensor:
+        """Which of ``count`` coins, of this rate each, show heads; so many coins at a time."""
+        found = [torch.empty(0, dtype=torch.int64)]
+        for first in range(0, count, PORTION):
+            word = self.words(purpose, min(PORTION, count - first), round=round, first=first)[0]
+            found.append(first + torch.nonzero(_unit(word) < rate).flatten())
+        return torch.cat(found)
+
+
+def _unit(word: Tensor) -> Tensor:
+    """32-bit words as float64 numbers in (0, 1)."""
+    return (word.to(torch.float64) + 0.5) / 2.0**32
 
 
 @dataclass(frozen=True)

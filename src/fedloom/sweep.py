@@ -20,9 +20,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import Config, load_config
 from fedloom.engines.choice import device_of, make_pack, silos_per_round
 from fedloom.engines.fused import CUDA_CHUNK
@@ -110,9 +112,42 @@ def run_sweep(
     for packed in packs_of(trials, out, pack, federations):
         with observe(packed) as observer:
             outcomes |= train_pack(packed, out, observer, federations)
-        record = {trial.name: asdict(outcomes[trial.name]) for trial in trials if trial.name in outcomes}
-        write_json(out / "sweep.json", {"trials": record})
+        _record(out, trials, outcomes)
     return {trial.name: outcomes[trial.name] for trial in trials}
+
+
+def sweep_on(
+    cluster: Cluster, trials: Sequence[Trial], out: Path, pack: Pack, say: Callable[[str], None]
+) -> dict[str, Outcome]:
+    """The same by jobs, one for each pack; only what has not ended is asked for."""
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+    missing = [trial for trial in trials if not _over(trial, out / trial.name)]
+    packs = packs_of(missing, out, pack, Federations())
+    calls = [JobCall(tuple(trial.name for trial in packed), partial(_job, packed, out.resolve())) for packed in packs]
+    came = cluster.carry_out(calls, say)
+    outcomes = {}
+    for trial in trials:
+        status = {"state": "unfinished", "reason": ""}
+        if _over(trial, out / trial.name):
+            status = RunFolder.open(out / trial.name).status
+        found = came.get(trial.name, {})
+        failed = found.get("state") == "failed"
+        outcomes[trial.name] = Outcome(**found) if failed else Outcome(status["state"], status["reason"])
+    _record(out, trials, outcomes)
+    return outcomes
+
+
+def _job(trials: Sequence[Trial], out: Path) -> dict[str, dict[str, str]]:
+    """What a job does: a pack of trials."""
+    outcomes = train_pack(trials, out, Observer(), Federations())
+    return {name: asdict(outcome) for name, outcome in outcomes.items()}
+
+
+def _record(out: Path, trials: Sequence[Trial], outcomes: Mapping[str, Outcome]) -> None:
+    """Write down how trials have ended so far."""
+    record = {trial.name: asdict(outcomes[trial.name]) for trial in trials if trial.name in outcomes}
+    write_json(out / "sweep.json", {"trials": record})
 
 
 def train_pack(trials: Sequence[Trial], out: Path, observer: Observer, federations: Federations) -> dict[str, Outcome]:

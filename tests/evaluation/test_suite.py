@@ -24,7 +24,7 @@ from fedloom.evaluation.metric import METRICS
 from fedloom.evaluation.needs import FEATURES, ONE_GROUP
 from fedloom.evaluation.probe import probe
 from fedloom.experiment import Run, train
-from fedloom.federation.records import RemoteSilo
+from fedloom.federation.remote import RemoteSilo
 from fedloom.streams import Streams
 from support import federation_of, tiny_config
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from faulty_workers import die, fail, linger
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import load_config
 from fedloom.errors import ConfigError, DataError, RunFolderError
 from fedloom.evaluation.auditing import Effort
@@ -66,6 +68,25 @@ def test_every_run_leaves_a_result_and_is_not_run_again(paper: Path, tmp_path: P
     assert set(result["versions"]) == {"fedloom", "python", "torch", "numpy", "safetensors"}
     assert tasks(paper, seeds=2) == []
     assert [task.trial.config.seed for task in tasks(paper, seeds=3)] == [2, 2]
+
+
+class Here(Cluster):
+    """Jobs that are done at once, in this process."""
+
+    def carry_out(self, calls: Sequence[JobCall], say: Callable[[str], None]) -> dict[str, Any]:
+        """What a cluster would."""
+        say(" ".join(",".join(call.names) for call in calls))
+        return {name: found for call in calls for name, found in call.work().items()}
+
+
+def test_rows_are_jobs_where_there_is_a_cluster(paper: Path, tmp_path: Path) -> None:
+    asked, work, heard = tasks(paper), Work(tmp_path / "runs"), list[str]()
+    broken = replace(asked[1], wanted=(*asked[1].wanted, "inception-2015/frechet"))
+    outcomes = carry_out([asked[0], broken], work, cluster=Here("local", tmp_path), say=heard.append)
+    assert heard == ["tiny-table1-first-fedvae-seed-0 tiny-table1-first-d-seed-0"]
+    assert [outcome.state for outcome in outcomes.values()] == ["finished", "failed"]
+    assert list(written(paper)) == ["first-fedvae-seed-0.json"]
+    assert [task.trial.name for task in tasks(paper)] == ["tiny-table1-first-d-seed-0"]
 
 
 def test_what_more_is_asked_of_a_run_is_measured_without_training_it_again(

@@ -24,6 +24,7 @@ from fedloom.cli import (
     inspection,
     ledger,
     operations,
+    planning,
     release,
     reporting,
     reproducing,
@@ -61,6 +62,7 @@ def options(
 
 app.command("init", epilog=more("how-to/own-data.md"))(beginning.init)
 app.command("run", epilog=more("reference/configuration.md"))(training.run)
+app.command("plan", epilog=more("how-to/long-runs.md"))(planning.plan)
 app.command("resume", epilog=more("reference/files.md"))(training.resume)
 app.command("status", epilog=more("how-to/long-runs.md"))(background.status)
 app.command("stop", epilog=more("how-to/long-runs.md"))(background.stop)

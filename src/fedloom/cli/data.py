@@ -192,6 +192,7 @@ def _described(federation: Federation) -> dict[str, Any]:
         "groups": list(federation.groups),
         "classes": list(federation.classes),
         "held_out": len(federation.test),
+        "count": len(federation),
         "silos": [asdict(silo) for silo in describe(federation)],
     }
 
@@ -201,7 +202,7 @@ def _print(found: Mapping[str, Any]) -> None:
     from fedloom.modalities.base import modality_of
 
     shape = " x ".join(map(str, found["shape"]))
-    say(f"{found['name']}: {plural(len(found['silos']), 'silo')}, {plural(found['held_out'], 'held-out record')}")
+    say(f"{found['name']}: {plural(found['count'], 'silo')}, {plural(found['held_out'], 'held-out record')}")
     say(f"{modality_of(found['modality'], ()).plural} of shape {shape}; groups: {', '.join(found['groups'])}")
     if found["groups"] == [ONE_GROUP]:
         say(f"no groups are told apart; {page_path('how-to/own-data.md')} says how to name them")
@@ -213,6 +214,8 @@ def _print(found: Mapping[str, Any]) -> None:
         labels = _histogram([silo["classes"].get(name, 0) for name in found["classes"]])
         rows.add_row(silo["name"], f"{silo['records']:,}", bar, ", ".join(silo["groups"]), labels)
     show(rows)
+    if found["count"] > len(found["silos"]):
+        say("the others are made when they are drawn; those above are the first of each kind")
     if found["classes"]:
         show(f"\nlabels, from left to right: {', '.join(found['classes'])}")
 

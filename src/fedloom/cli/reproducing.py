@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedloom.cli.clusters import Jobs, On, Sbatch, cluster_of
 from fedloom.cli.output import Json, plural, privacy_of, say, say_guarantee, show_json, terminal
 from fedloom.cli.sweeping import complain_of
+from fedloom.cluster import Cluster
 
 if TYPE_CHECKING:
     from fedloom.cli.progress import RoundProgress
@@ -45,12 +48,15 @@ def reproduce(
     inception: Annotated[
         Path | None, typer.Option(help="Weights of the Inception network of 2015: the standard FID is measured too.")
     ] = None,
+    on: On = None,
+    jobs: Jobs = 0,
+    sbatch: Sbatch = None,
     render: Annotated[bool, typer.Option("--render", help="Run nothing; write the tables anew from results.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the rows of a paper's tables, keep every result, and write the tables into the paper's page."""
-    console = terminal()
-    with console.status("loading"):
+    cluster = cluster_of(on, out, jobs, sbatch or (), alone=workers > 1 or minutes > 0)
+    with terminal().status("loading"):
         from fedloom.reproduction.rendering import render_pages
         from fedloom.reproduction.tables import load_table
 
@@ -58,18 +64,12 @@ def reproduce(
     outcomes: dict[str, Outcome] = {}
     if not render:
         wanted = [f"engine.device={device}", *(settings or [])]
-        outcomes = _run(tables, papers, out, rows or [], seeds, wanted, (pack, workers, minutes), inception)
+        outcomes = _run(tables, papers, out, rows or [], seeds, wanted, (pack, workers, minutes), inception, cluster)
     written: list[str] = []
     for paper in dict.fromkeys(table.paper for table in tables):
         pages = render_pages(papers / paper, [table for table in tables if table.paper == paper])
         written += [str(page) for page in pages]
-    runs = _folders(out, outcomes)
-    if as_json:
-        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
-        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
-        show_json({"runs": found, "written": written})
-    else:
-        _show(outcomes, runs, written)
+    _show(outcomes, _folders(out, outcomes), written, as_json)
     if any(outcome.state == "failed" for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -83,6 +83,7 @@ def _run(
     settings: Sequence[str],
     effort: tuple[str, int, float],
     inception: Path | None,
+    cluster: Cluster | None,
 ) -> dict[str, Outcome]:
     console = terminal()
     with console.status("loading"):
@@ -111,7 +112,8 @@ def _run(
             yield progress
 
     try:
-        return carry_out(tasks, work, observe, workers=workers, seconds=60 * minutes or float("inf"))
+        seconds, say = 60 * minutes or float("inf"), partial(typer.echo, err=True)
+        return carry_out(tasks, work, observe, workers=workers, seconds=seconds, cluster=cluster, say=say)
     except KeyboardInterrupt as error:
         typer.echo("stopped; the same command goes on", err=True)
         raise typer.Exit(INTERRUPTED) from error
@@ -123,7 +125,12 @@ def _folders(out: Path, outcomes: Iterable[str]) -> list[RunFolder]:
     return [RunFolder.open(out / name) for name in outcomes if (out / name / "run.toml").is_file()]
 
 
-def _show(outcomes: dict[str, Outcome], runs: Sequence[RunFolder], written: Sequence[str]) -> None:
+def _show(outcomes: dict[str, Outcome], runs: Sequence[RunFolder], written: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        privacy = {run.path.name: {"privacy": privacy_of(run)} for run in runs}
+        found = {name: asdict(outcome) | privacy.get(name, {}) for name, outcome in outcomes.items()}
+        show_json({"runs": found, "written": list(written)})
+        return
     states = [outcome.state for outcome in outcomes.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "nothing to do"
     say(f"{plural(len(outcomes), 'run')}: {counts}")

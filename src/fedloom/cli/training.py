@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli.background import detach
-from fedloom.cli.estimating import estimate
 from fedloom.cli.interruption import stoppable
 from fedloom.cli.metrics import last_metrics, last_terms, listed, metrics_table
 from fedloom.cli.output import (
@@ -28,6 +27,7 @@ from fedloom.cli.output import (
     terminal,
 )
 from fedloom.cli.ranks import NumberOfRanks, launch, led
+from fedloom.cli.planning import show_plan
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError
 from fedloom.runs.files import file_name
@@ -86,7 +86,7 @@ def run(
         config = load_config(source, words)
         config.privacy.check_mechanism()
         if dry_run:
-            estimate(config, as_json)
+            show_plan(config, as_json)
             return
         folder = out or Path("runs") / file_name(f"{config.name}-{config.method.name}-s{config.seed}")
         command = ["run", source, *words, "--out", str(folder)]

@@ -112,7 +112,8 @@ class Charter:
 
     def at_the_server(self, public: Dataset | None = None) -> Federation:
         """The federation without any silo's records; ``public`` gives held-out ones that belong to nobody in it."""
-        from fedloom.federation.records import Federation, RemoteSilo
+        from fedloom.federation.records import Federation
+        from fedloom.federation.remote import RemoteSilo
 
         silos = tuple(
             RemoteSilo.of(name, (self.groups.index(group),), self.shape, self.modality)

@@ -190,15 +190,22 @@ def participants_of(config: Config, federation: Federation, round: int) -> tuple
     return participants(config.participation, len(federation), round, Streams(config.seed))
 
 
+def attendance_of(config: Config, federation: Federation) -> list[tuple[int, ...]]:
+    """For each silo the rounds that it takes part in."""
+    found: dict[int, list[int]] = {}
+    for number in range(1, config.rounds + 1):
+        for silo in participants_of(config, federation, number):
+            found.setdefault(silo, []).append(number)
+    return [tuple(found.get(silo, ())) for silo in range(len(federation))]
+
+
 def initial_state(method: Method, federation: Federation, config: Config) -> FederationState:
     """Before round 1: the server holds a copy of every block that is merged, and whatever its step brings."""
     streams = Streams(config.seed)
     own = method.server_step.initial(streams)
     merged: dict[BlockKey, Tensors] = {}
-    # Silos of the same groups share all their merged copies, so one of them stands for the rest.
-    sites = {federation.silos[i].groups: site_of(federation, i) for i in reversed(range(len(federation)))}
-    for site in sites.values():
-        fresh = fresh_blocks(method, site, streams)
+    for numbers in federation.alike.values():  # they share all their merged copies: the first stands for the rest
+        fresh = fresh_blocks(method, site_of(federation, numbers[0]), streams)
         merged.update({key: part for key, part in fresh.items() if method.plan.blocks[key.block].down is Down.MERGED})
     return FederationState(0, ServerState({**merged, **own.blocks}, own.memory), {})
 
@@ -206,8 +213,11 @@ def initial_state(method: Method, federation: Federation, config: Config) -> Fed
 def check_merge(method: Method, federation: Federation) -> None:
     """Refuse a way to merge that takes more copies of a block than there are silos that have it."""
     plan, merge = method.plan, method.aggregator.merge
-    sites = [site_of(federation, silo) for silo in range(len(federation))]
-    copies = Counter(key for site in sites for block in plan.merged for key in plan.prefixes(block, site).values())
+    copies: Counter[BlockKey] = Counter()
+    for numbers in federation.alike.values():
+        site = site_of(federation, numbers[0])
+        for block in plan.merged:
+            copies.update(dict.fromkeys(plan.prefixes(block, site).values(), len(numbers)))
     for key, count in copies.items():
         if count < merge.least:
             raise ConfigError(f"{merge.title} needs {merge.least} silos for block '{key}', which has {count}")

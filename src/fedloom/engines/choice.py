@@ -19,7 +19,7 @@ from fedloom.config import EngineConfig
 from fedloom.engines.fused import CUDA_CHUNK, FusedEngine, FusedOptions
 from fedloom.engines.fused_layers import has_convolutions
 from fedloom.engines.fused_slots import FIXED, fillable
-from fedloom.engines.fused_stack import Stack, kinds_of, stacks_of
+from fedloom.engines.fused_stack import Stack, kinds_of, members_of, stacks_of
 from fedloom.engines.fused_support import UnsupportedError, tried
 from fedloom.engines.pieces import Divisible
 from fedloom.engines.ranks import ranks_here
@@ -95,7 +95,8 @@ def silos_per_round(trainer: Trainer) -> int:
 
 def _steps(trainer: Trainer) -> float:
     """Of a silo in the whole run, on average, each of all phases."""
-    steps = sum(map(trainer.steps, range(len(trainer.federation)))) / len(trainer.federation)
+    members = members_of(trainer)
+    steps = sum(map(trainer.steps, members)) / max(1, len(members))
     return trainer.config.rounds * steps * len(trainer.method.phases)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 
 import torch
 
-from fedloom.engines.base import site_of
 from fedloom.errors import DataError
 from fedloom.federation.records import Federation, Records
+from fedloom.federation.rounds import Site
 from fedloom.methods.base import Method, some_model
 from fedloom.modalities.likelihoods import Likelihood
 from fedloom.modalities.numbers import outside
@@ -23,8 +23,8 @@ def check_domain(method: Method, federation: Federation) -> None:
     A server in a deployment has no records to look at, and a silo is never asked: its answer would tell of them.
     """
     likelihoods: dict[Hashable, Likelihood | None] = {}
-    for number, silo in enumerate(federation.silos):
-        site = site_of(federation, number)
+    for silo in federation.known:
+        site = Site(silo.name, silo.groups)
         kind = method.kind(site)
         if kind not in likelihoods:
             model = some_model(method, site)

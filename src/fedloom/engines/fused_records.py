@@ -62,7 +62,7 @@ class ChunkTable:
         self.records = self._empty(0)
 
     def _empty(self, rows: int) -> Records:
-        like = self._largest_first[0].train
+        like = self._largest_first[0].like
         return like.holding(
             {n: torch.zeros(rows, *c.shape[1:], dtype=c.dtype, device=self._device) for n, c in like.columns().items()}
         )

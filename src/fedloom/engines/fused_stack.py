@@ -96,7 +96,7 @@ def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[StackKind, list[tuple
     models: dict[Hashable, nn.Module] = {}
     kinds: dict[tuple[Any, ...], StackKind] = {}
     found = []
-    for index in range(len(trainer.federation)):
+    for index in members_of(trainer):
         member = Member(run, index, trainer)
         built, columns = trainer.method.kind(member.site), _columns(member.silo)
         if built not in models:
@@ -108,12 +108,20 @@ def kinds_of(trainer: Trainer, run: int = 0) -> list[tuple[StackKind, list[tuple
     return together(found)
 
 
+def members_of(trainer: Trainer) -> Sequence[int]:
+    """The silos that an engine gets ready for: all, or of silos that are made on demand those ever drawn."""
+    if not trainer.federation.on_demand:
+        return range(len(trainer.federation))
+    return [silo for silo, rounds in enumerate(trainer.attended) if rounds]
+
+
 def stacks_of(trainers: Sequence[Trainer], device: torch.device) -> list[Stack]:
     """Divide the silos of all runs by kind."""
     divided = (part for run, trainer in enumerate(trainers) for part in kinds_of(trainer, run))
     kinds = [(kind, [item for part in parts for item in part]) for kind, parts in together(divided)]
     everybody = {member.silo for _, silos in kinds for member, _ in silos}
-    table = WholeTable if size_of(everybody) <= room_on(device) else ChunkTable
+    on_demand = any(trainer.federation.on_demand for trainer in trainers)
+    table = ChunkTable if on_demand or size_of(everybody) > room_on(device) else WholeTable
     return [_stack(kind, silos, device, table) for kind, silos in kinds]
 
 
@@ -166,7 +174,8 @@ def _stack(
 
 def _columns(silo: Silo) -> tuple[Any, ...]:
     """Which columns a silo's records have, what they are and how they are stored."""
-    return silo.train.modality.name, silo.train.x.dtype, silo.train.subject is None, silo.train.attributes is None
+    like = silo.like
+    return like.modality.name, like.x.dtype, like.subject is None, like.attributes is None
 
 
 def _architecture(model: nn.Module) -> str:

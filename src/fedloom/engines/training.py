@@ -18,8 +18,8 @@ from fedloom.engines.base import (
     SharedStep,
     SiloState,
     Task,
+    attendance_of,
     counts_of,
-    participants_of,
     pretraining_phases,
     result_of_gradients,
     site_of,
@@ -95,8 +95,7 @@ class Trainer:
     @cached_property
     def attended(self) -> list[tuple[int, ...]]:
         """For each silo the rounds that it takes part in, as drawn in public before the run."""
-        chosen = {r: participants_of(self.config, self.federation, r) for r in range(1, self.config.rounds + 1)}
-        return [tuple(r for r, silos in chosen.items() if i in silos) for i in range(len(self.federation))]
+        return attendance_of(self.config, self.federation)
 
     @cached_property
     def _templates(self) -> dict[Hashable, nn.Module]:

@@ -55,14 +55,15 @@ def cost(evaluation: Evaluation) -> Values:
     """Bytes up and down in all and per silo and round, parameters, steps, seconds; n counts rounds."""
     method, server, rounds = evaluation.generator.method, evaluation.generator.server, len(evaluation.rounds)
     found, up, down = {}, 0, 0
-    for silo in evaluation.real.federation.silos:
+    silos = evaluation.participants
+    for silo in silos:
         traffic = silo_cost(method, server, Site(silo.name, silo.groups), evaluation.egress)
         up, down = up + traffic.bytes_up, down + traffic.bytes_down
         if traffic.rounds:
             for name, total in (("bytes-up", traffic.bytes_up), ("bytes-down", traffic.bytes_down)):
                 key = metric_key("cost", f"{name}-per-round", traffic.rounds, silo=silo.name)
                 found[key] = total / traffic.rounds
-    largest = max(parameters(method, Site(silo.name, silo.groups)) for silo in evaluation.real.federation.silos)
+    largest = max((parameters(method, Site(silo.name, silo.groups)) for silo in silos), default=0)
     totals = {
         "bytes-up": up,
         "bytes-down": down,

@@ -61,7 +61,7 @@ class Real:
     @cached_property
     def training(self) -> dict[str, Records]:
         """The pooled training records of each group: only a simulation can do this."""
-        pooled = concatenate([silo.train for silo in self.federation.silos])
+        pooled = self.federation.training
         return {group: pooled.of_group(index) for index, group in enumerate(self.federation.groups)}
 
     @cached_property
@@ -182,6 +182,15 @@ class Evaluation:
             device=self.real.device,
         )
 
+    @property
+    def participants(self) -> Sequence[Silo]:
+        """The silos; where these are made on demand, those that have sent something."""
+        federation = self.real.federation
+        if not federation.on_demand:
+            return federation.silos
+        sent = federation.numbers_of({row["silo"] for row in self.egress})
+        return [federation.silos[number] for number in sorted(sent.values())]
+
     @cached_property
     def samples(self) -> dict[str, Tensor]:
         """Images of each group along the method's first pathway."""
@@ -227,7 +236,7 @@ class Evaluation:
 
     def _of_silos(self) -> tuple[Autoencoder, ...]:
         found = []
-        for silo in self.real.federation.silos:
+        for silo in self.participants:
             model = self.silo_model(silo)
             if model is not None:
                 assert isinstance(model, VAE)

@@ -25,7 +25,7 @@ def gradient_norms(evaluation: Evaluation) -> Values:
     """The median length of a record's gradient over all blocks of a phase; more than the clip bound: most are cut."""
     found: Values = {}
     for phase in (each for each in evaluation.generator.method.phases if each.touches_records):
-        known = [(silo, evaluation.silo_model(silo)) for silo in evaluation.real.federation.silos]
+        known = [(silo, evaluation.silo_model(silo)) for silo in evaluation.participants]
         norms = [_norms(evaluation, phase, silo, model) for silo, model in known if model is not None]
         if norms:
             together = torch.cat(norms)

@@ -18,7 +18,7 @@ from fedloom.runs.metrics import metric_key
 def posterior(evaluation: Evaluation) -> Values:
     """KL(q(z|x,y) || p(z|y)) in nats on held-out records: near 0 the latents say nothing of a record."""
     found, test = {}, evaluation.real.federation.test
-    for silo in evaluation.real.federation.silos:
+    for silo in evaluation.participants:
         model = evaluation.silo_model(silo)
         if isinstance(model, ConditionalVAE) and not bool((test.y < 0).any()):
             x, y = test.values.to(evaluation.real.device), test.y.to(evaluation.real.device)

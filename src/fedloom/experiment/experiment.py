@@ -33,6 +33,7 @@ from fedloom.experiment.run_loop import Observer, RunLoop
 from fedloom.experiment.states import KeptModels, restored, server_state
 from fedloom.federation.building import build_federation, check_dealt
 from fedloom.federation.canaries import with_canaries
+from fedloom.federation.on_demand import check_config
 from fedloom.federation.records import Federation
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.base import Method, Setting, make_method
@@ -72,8 +73,10 @@ class Experiment:
             )
         if federation is None:
             federation = build_federation(config.data, Streams(config.seed))
-        elif config.data.layout == "centralised":
+        elif config.data.layout == "centralised" and not federation.on_demand:
             federation = federation.centralised()
+        if federation.on_demand:
+            check_config(config)
         source, federation = federation, with_canaries(federation, config.audit, Streams(config.seed))
         seeks = config.data.groups == "discover" and groups is None
         if seeks:
@@ -99,7 +102,8 @@ class Experiment:
         """What trains a silo, under the privacy that the configuration asks for."""
         if self.federation.is_remote:  # each silo plans for itself
             return Trainer(self.config, self.method, self.federation)
-        rounds = [self.context(number).participants for number in range(1, self.config.rounds + 1)]
+        numbers = range(1, self.config.rounds + 1) if self.config.privacy.mechanism != "none" else ()
+        rounds = [self.context(number).participants for number in numbers]
         plans = privacy_of_silos(self.config, self.federation, self.method, rounds)
         shared = bool(plans) and self.config.privacy.trust == "distributed"
         return Trainer(self.config, of_sums(self.method) if shared else self.method, self.federation, plans)

@@ -20,7 +20,7 @@ def origin_of(config: Config, federation: Federation) -> DataSource:
     """The data source of a run with these settings on this federation."""
     if federation.is_remote:
         return DataSource(f"{AT_SILOS} {federation.name}", federation.digest, config.data.public)
-    known = all(silo.train.subject is not None for silo in federation.silos)
+    known = all(silo.train.subject is not None for silo in federation.known)
     if federation.described is not None and _records(federation.described) == _records(config.data):
         medical = SOURCES.get(config.data.source, "data.source").medical
         return DataSource(config.data.source, federation.digest, is_public(config.data), medical, known)

@@ -17,6 +17,7 @@ from fedloom.errors import RunFolderError
 from fedloom.evaluation.judgement import judge
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment.discovering import groups_of
+from fedloom.experiment.memory import most_memory
 from fedloom.experiment.states import KeptModels, checkpoint_of
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.generator import Generator
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.experiment import Experiment
 
 GRID = 64  # images in a sample grid
+MEMORY = "memory"  # the most that was held, in environment.json
 Rounds = typing.Generator[
     Job, tuple[FederationState, RoundReport, float], None
 ]  # asked for; given, with seconds of training
@@ -132,6 +134,7 @@ class RunLoop:
                 if changed or self._is_due(state.round):  # rounds up to a change would not be done again as they were
                     self._keep(state, report, charging)
                 observer.round_done(report, metrics)
+            folder.note({MEMORY: most_memory(noted.get("device", "cpu"))})
             folder.end("finished", state.round)
         except DivergedError as error:
             folder.end("diverged", state.round + 1, str(error))

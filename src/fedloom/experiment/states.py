@@ -51,7 +51,7 @@ def server_state(checkpoint: Checkpoint) -> ServerState:
 
 def restored(checkpoint: Checkpoint, federation: Federation) -> FederationState:
     """A checkpoint as the state it was made from."""
-    number = {silo.name: index for index, silo in enumerate(federation.silos)}
+    number = federation.numbers_of(checkpoint.silos)
     silos = {number[name]: SiloState(tensors) for name, tensors in checkpoint.silos.items()}
     return FederationState(checkpoint.round, server_state(checkpoint), silos)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.arrays import ONE_GROUP, Column, Examples, assemble, column, examples, joined, kind
 from fedloom.federation.conditions import with_classes_as_groups, with_condition
 from fedloom.federation.group_names import with_permuted_groups
+from fedloom.federation.on_demand import FederationOnDemand, SilosOnDemand, check_data
 from fedloom.federation.outliers import with_outliers
-from fedloom.federation.partitions import Shares, by_owner, divide, partition_of
-from fedloom.federation.records import Dataset, Federation, Silo
+from fedloom.federation.partitions import DrawnShares, Shares, by_owner, divide, partition_of
+from fedloom.federation.records import Dataset, Federation, Records, Silo
 from fedloom.federation.sources import SOURCES
 from fedloom.streams import Streams
 
@@ -28,6 +30,8 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
     if config.groups == "class":
         dataset = with_classes_as_groups(dataset)
     shares = divide(dataset, config, streams)
+    if isinstance(shares, DrawnShares):
+        return _on_demand(dataset, shares, config)
     anew = partition_of(dataset, config) != "natural"
     if anew:  # then the source's silos are not those of the federation
         dataset = replace(dataset, test=replace(dataset.test, home=None))
@@ -39,6 +43,23 @@ def build_federation(config: DataConfig, streams: Streams) -> Federation:
         return federation.centralised()
     lost = dataset.owners if anew and len(dataset.owners) > 1 else ()  # one holder's records are nobody else's
     return replace(federation, redealt=lost)
+
+
+def _on_demand(dataset: Dataset, shares: DrawnShares, config: DataConfig) -> Federation:
+    check_data(config)
+    each = shares.silos
+    groups: dict[tuple[int, ...], range] = {
+        (number,): range(number * each, (number + 1) * each) for number in range(len(dataset.groups))
+    }
+    sizes = np.repeat([shares.size(part[0]) for part in groups.values()], each)
+    recipe = f"drawn/{shares.streams.seed}/{Silo(dataset.name, dataset.train).digest}"
+    silos = SilosOnDemand(partial(_records_of, dataset.train, shares), sizes, groups, recipe)
+    names = dataset.groups, dataset.classes, dataset.attributes
+    return FederationOnDemand(dataset.name, silos, dataset.test, *names, described=config, pool=dataset.train)
+
+
+def _records_of(pool: Records, shares: DrawnShares, silo: int) -> Records:
+    return pool.take(shares.rows(silo))
 
 
 def redealt(federation: Federation) -> str:
@@ -152,7 +173,7 @@ class SiloSummary:
 
 
 def describe(federation: Federation) -> list[SiloSummary]:
-    """A summary of every silo, in the federation's order."""
+    """A summary of every silo that is there before anybody is drawn, in the federation's order."""
 
     def histogram(silo: Silo) -> dict[str, int]:
         labels, counts = torch.unique(silo.train.y, return_counts=True)
@@ -166,5 +187,5 @@ def describe(federation: Federation) -> list[SiloSummary]:
             records=len(silo),
             classes=histogram(silo),
         )
-        for silo in federation.silos
+        for silo in federation.known
     ]

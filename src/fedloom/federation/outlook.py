@@ -8,13 +8,13 @@ from fedloom.shown import Shown
 
 def shown_federation(federation: Federation) -> Shown:
     """Name, kind and number of records, and a row for each silo."""
-    records = sum(map(len, federation.silos))
+    records = federation.held
     shape = " x ".join(map(str, federation.shape))
     lines = [
         f"{records:,} {federation.modality.plural} of shape {shape}, {len(federation.test):,} held out",
         f"groups: {', '.join(federation.groups)}; {len(federation.classes)} classes",
     ]
-    rows = [_row(federation, silo) for silo in federation.silos]
+    rows = [_row(federation, silo) for silo in federation.known]
     title = f"{federation.name}: {len(federation)} silo" + ("" if len(federation) == 1 else "s")
     return Shown(title, lines, ("silo", "records", "groups", "labels"), rows)
 

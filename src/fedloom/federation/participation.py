@@ -9,7 +9,6 @@ from fedloom.streams import Streams
 def participants(config: ParticipationConfig, silos: int, round: int, streams: Streams) -> tuple[int, ...]:
     """The silos of a round, sorted; under ``bernoulli`` each tosses its own coin, so there may be none."""
     if config.mode == "bernoulli":
-        coins = streams.uniform("participation", silos, round=round)
-        return tuple(silo for silo, coin in enumerate(coins.tolist()) if coin < config.rate)
+        return tuple(streams.heads("participation", silos, config.rate, round=round).tolist())
     count = max(1, int(config.rate * silos + 0.5))  # the nearest whole number, halves up: 2.5 silos are 3
-    return tuple(sorted(streams.permutation("participation", silos, round=round)[:count].tolist()))
+    return tuple(sorted(streams.chosen("participation", silos, count, round=round).tolist()))

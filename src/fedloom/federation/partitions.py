@@ -1,14 +1,15 @@
 """Who gets which records: each partition is a name that ``data.partition`` may take.
 
 A partition is a pure function of the data set, the configuration and the seed; it names the silos and lists
-the training records of each, no record twice.
+the training records of each, no record twice (but for "drawn", whose silos may share records).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 from fedloom.config import DataConfig
 from fedloom.errors import ConfigError, DataError, unknown
 from fedloom.federation.records import Dataset
+from fedloom.outline import in_outline
 from fedloom.streams import Streams
 
-Shares = list[tuple[str, Tensor]]
+Share = tuple[str, Tensor]
+Shares = Sequence[Share]
 
 SIZED = ("groups", "iid")  # the partitions that choose sizes themselves; data.sizes speaks to them alone
 
@@ -71,7 +74,7 @@ def _numbered(parts: Iterable[Tensor]) -> Shares:
 
 def by_group(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     """``data.silos`` silos for each group, independent and identically distributed within the group."""
-    shares: Shares = []
+    shares: list[Share] = []
     for number, name in enumerate(dataset.groups):
         members = torch.nonzero(dataset.train.group == number).flatten()
         _require(len(members), config.silos, f"group '{name}'", config)
@@ -79,6 +82,55 @@ def by_group(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
         parts = torch.split(shuffled, _sizes(len(members), config, streams, number))
         shares += [(f"{name}-{i}", part) for i, part in enumerate(parts)]
     return shares
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnShares(Sequence[Share]):
+    """The shares of very many silos, each found when it is asked for: random records of the silo's group.
+
+    The records of one silo are all different, and other silos may have them too.
+    """
+
+    __repr__ = in_outline
+
+    members: tuple[Tensor, ...]  # of each group
+    silos: int  # of each group
+    most: int  # records of a silo; 0: all of its group
+    streams: Streams
+
+    def __len__(self) -> int:
+        return len(self.members) * self.silos
+
+    @overload
+    def __getitem__(self, number: int) -> Share: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Shares: ...
+
+    def __getitem__(self, number: int | slice) -> Share | Shares:
+        places = range(len(self))[number]
+        return (f"silo-{places}", self.rows(places)) if isinstance(places, int) else [self[each] for each in places]
+
+    def rows(self, silo: int) -> Tensor:
+        """The records of a silo."""
+        members = self.members[silo // self.silos]
+        if not self.most:
+            return members
+        return members[self.streams.permutation("drawn", len(members), silo=silo)[: self.size(silo)]]
+
+    def size(self, silo: int) -> int:
+        """How many there are."""
+        members = self.members[silo // self.silos]
+        return min(self.most or len(members), len(members))
+
+
+def drawn(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
+    """``data.silos`` silos for each group, each with ``data.records_per_silo`` records drawn from all of its group."""
+    members = tuple(torch.nonzero(dataset.train.group == number).flatten() for number in range(len(dataset.groups)))
+    for name, rows in zip(dataset.groups, members, strict=True):
+        if not len(rows):
+            raise DataError(f"data.partition = 'drawn' draws from every group, but group '{name}' has no record")
+    return DrawnShares(members, config.silos, config.records_per_silo, streams)
 
 
 def iid(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
@@ -158,6 +210,9 @@ def by_owner(dataset: Dataset) -> Shares:
 
 PARTITIONS: dict[str, Partition] = {
     "groups": Partition("data.silos silos for each group, alike within the group", by_group),
+    "drawn": Partition(
+        "data.silos silos for each group, however many: records are drawn, and made when the silo takes part", drawn
+    ),
     "iid": Partition("data.silos silos, each a random mixture of everything", iid),
     "dirichlet": Partition("every class divided by a Dirichlet(data.alpha) draw", dirichlet),
     "classes": Partition("data.classes_per_silo classes for each silo, no class twice", disjoint_classes),
@@ -188,7 +243,7 @@ def divide(dataset: Dataset, config: DataConfig, streams: Streams) -> Shares:
     if config.records_per_class and config.partition != "classes":
         raise ConfigError(f"data.records_per_class is for data.partition = 'classes', not '{config.partition}'")
     shares = PARTITIONS[config.partition].divide(dataset, config, streams)
-    if config.records_per_silo == 0:
+    if config.records_per_silo == 0 or isinstance(shares, DrawnShares):
         return shares
     return [
         (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -157,9 +158,15 @@ class Silo:
     train: Records
     validation: Records | None = None  # never trained on; for choices that the silo makes at home
     named: bool = True  # whether its groups are part of its data; those that were found are not
+    is_remote: ClassVar[bool] = False  # whether its records are somewhere else
 
     def __len__(self) -> int:
         return len(self.train)
+
+    @property
+    def like(self) -> Records:
+        """Records of the kind that it holds, for whoever asks for no more than that."""
+        return self.train
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
@@ -185,26 +192,6 @@ class Silo:
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteSilo(Silo):
-    """An organisation of a deployment as the others know it: by name and groups, without a record."""
-
-    __repr__ = in_outline
-
-    declared: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, groups: tuple[int, ...], shape: tuple[int, ...], kind: str = "") -> RemoteSilo:
-        """A silo whose records, of a shape and kind, are somewhere else."""
-        none = torch.empty(0, dtype=torch.int64)
-        return cls(name, Records(torch.empty(0, *shape), none, none, kind=kind), declared=groups)
-
-    @cached_property
-    def groups(self) -> tuple[int, ...]:
-        """The groups that the charter says the silo holds records of."""
-        return self.declared
-
-
-@dataclass(frozen=True, eq=False)
 class Canaries:
     """Records that were put among a silo's by a coin each; those that are in come last there."""
 
@@ -227,7 +214,7 @@ class Federation:
     __repr__ = in_outline
 
     name: str
-    silos: tuple[Silo, ...]
+    silos: Sequence[Silo]
     test: Records
     groups: tuple[str, ...]
     classes: tuple[str, ...] = ()
@@ -236,17 +223,18 @@ class Federation:
     canaries: tuple[Canaries, ...] = ()  # of each silo that has some
     redealt: tuple[str, ...] = ()  # silos that the source names, where others were made of their records
     described: DataConfig | None = None  # the settings that it was built from; None: records in memory, or elsewhere
+    on_demand: ClassVar[bool] = False  # whether silos are made when they are drawn
 
     def __post_init__(self) -> None:
         if not self.silos:
             raise DataError("a federation needs at least one silo")
-        names = [silo.name for silo in self.silos]
+        names = [silo.name for silo in self.known]
         if len(set(names)) < len(names):
             raise DataError(f"two silos share a name: {', '.join(sorted(names))}")
         if "server" in names:
             raise DataError("no silo may be called 'server': that is the name of the server's own site")
-        for silo in self.silos:
-            if len(silo) == 0 and not isinstance(silo, RemoteSilo):
+        for silo in self.known:
+            if len(silo) == 0 and not silo.is_remote:
                 raise DataError(f"silo '{silo.name}' holds no records")
             if silo.train.modality != self.modality:
                 raise DataError(
@@ -287,19 +275,47 @@ class Federation:
         return shown_federation(self)
 
     @property
+    def known(self) -> Sequence[Silo]:
+        """The silos that can be looked at before anybody is drawn."""
+        return self.silos
+
+    @cached_property
+    def alike(self) -> Mapping[tuple[int, ...], Sequence[int]]:
+        """The numbers of the silos with records of the same groups, lowest first; the last silo's groups first."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for number in reversed(range(len(self))):
+            found.setdefault(self.silos[number].groups, []).append(number)
+        return {groups: numbers[::-1] for groups, numbers in found.items()}
+
+    def numbers_of(self, names: Collection[str]) -> Mapping[str, int]:
+        """The numbers of these silos, by name."""
+        numbers = {silo.name: number for number, silo in enumerate(self.silos)}
+        return {name: numbers[name] for name in names}
+
+    @property
+    def held(self) -> int:
+        """How many records silos hold in all."""
+        return sum(map(len, self.silos))
+
+    @property
+    def training(self) -> Records:
+        """The records of all silos: only a simulation has them in one place."""
+        return concatenate([silo.train for silo in self.silos])
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
-        return self.silos[0].train.shape
+        return self.silos[0].like.shape
 
     @property
     def modality(self) -> Modality:
         """The modality that the records of all silos are of."""
-        return self.silos[0].train.modality
+        return self.silos[0].like.modality
 
     @property
     def is_remote(self) -> bool:
         """Whether this is a server's view, which holds no silo's records."""
-        return all(isinstance(silo, RemoteSilo) for silo in self.silos)
+        return all(silo.is_remote for silo in self.known)
 
     @cached_property
     def digest(self) -> str:
@@ -315,7 +331,7 @@ class Federation:
         if len(self.classes) < 2:
             known = f"the class '{self.classes[0]}' alone" if self.classes else "no classes"
             raise DataError(f"method '{method}' learns classes, and the records of '{self.name}' have {known}")
-        for silo in self.silos:
+        for silo in self.known:
             if bool((silo.train.y < 0).any()):
                 missing = int((silo.train.y < 0).sum())
                 raise DataError(
@@ -325,7 +341,7 @@ class Federation:
 
     def centralised(self) -> Federation:
         """The same records pooled in one silo: the layout that upper bounds are measured in."""
-        pooled = concatenate([silo.train for silo in self.silos])
+        pooled = self.training
         aside = [silo.validation for silo in self.silos if silo.validation is not None]
         silo = Silo("centralised", pooled, concatenate(aside) if aside else None)
         return replace(self, silos=(silo,), test=replace(self.test, home=None))

@@ -243,7 +243,7 @@ class Setting:
     @classmethod
     def of(cls, config: Config, federation: Federation) -> Setting:
         """A configuration and the public facts of a federation."""
-        names = tuple(silo.name for silo in federation.silos)
+        names = () if federation.on_demand else tuple(silo.name for silo in federation.silos)
         return cls(config, federation.shape, federation.groups, federation.classes, names, federation.modality.name)
 
     @property

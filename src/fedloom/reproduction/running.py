@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedloom.cluster import Cluster, JobCall
 from fedloom.config import Config, EvaluationConfig
 from fedloom.engines.choice import device_of
 from fedloom.errors import ConfigError
@@ -126,14 +128,21 @@ def carry_out(
     *,
     workers: int = 1,
     seconds: float = float("inf"),
+    cluster: Cluster | None = None,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Outcome]:
-    """Train and measure; what is not done after so many seconds is left for the next time."""
+    """Train and measure, by jobs where there is a cluster; what is not done after so many seconds is left for later."""
     federations = Federations()
     for config in {task.trial.config.data: task.trial.config for task in tasks}.values():
         federations.data(config)  # complains before anything starts
     by_name = {task.trial.name: task for task in tasks}
     packs = packs_of([task.trial for task in tasks], work.out, work.pack, federations)
     assigned = [[by_name[trial.name] for trial in pack] for pack in packs]
+    if cluster is not None:
+        calls = [JobCall(tuple(task.trial.name for task in pack), partial(_job, pack, work)) for pack in assigned]
+        failed = {name: Outcome(**found) for name, found in cluster.carry_out(calls, say).items()}
+        _picture(tasks, work)
+        return {task.trial.name: _outcome_of(task, failed) for task in tasks}
     if workers == 1 and seconds == float("inf"):
         outcomes: dict[str, Outcome] = {}
         for pack in assigned:
@@ -305,11 +314,21 @@ def _worker(tasks: Sequence[NeededRun], work: Work, workers: int) -> Worker:
 
 def _work(tasks: Sequence[NeededRun], work: Work, workers: int, report: Connection) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    report.send(_failures(tasks, work))
+
+
+def _job(tasks: Sequence[NeededRun], work: Work) -> dict[str, dict[str, str]]:
+    """What a job does: a pack; it says what has failed."""
+    return {name: asdict(outcome) for name, outcome in _failures(tasks, work).items()}
+
+
+def _failures(tasks: Sequence[NeededRun], work: Work) -> dict[str, Outcome]:
+    """Carry a pack out; returns what has failed."""
     try:
         outcomes = _carried_out(tasks, work, unobserved, Federations())
     except Exception as error:
         outcomes = {task.trial.name: Outcome.of(error) for task in tasks}
-    report.send({name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"})
+    return {name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"}
 
 
 def _outcome_of(task: NeededRun, failed: Mapping[str, Outcome]) -> Outcome:

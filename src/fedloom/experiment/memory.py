@@ -1,0 +1,16 @@
+"""The most memory that a process has held."""
+
+from __future__ import annotations
+
+import torch
+
+
+def most_memory(device: str) -> int:
+    """Bytes: of the GPU where it trains there, else of the process as far as the system says."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # no Unix
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
