@@ -26,8 +26,8 @@ from fedloom.cli.output import (
     show_json,
     terminal,
 )
-from fedloom.cli.ranks import NumberOfRanks, launch, led
 from fedloom.cli.planning import show_plan
+from fedloom.cli.ranks import NumberOfRanks, launch, led
 from fedloom.config import Config, load_config
 from fedloom.errors import ConfigError
 from fedloom.runs.files import file_name

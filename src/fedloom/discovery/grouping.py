@@ -11,7 +11,8 @@ from torch import Tensor
 from fedloom.discovery.clustering import FEWEST, hierarchy
 from fedloom.errors import ConfigError, DataError
 from fedloom.federation.arrays import ONE_GROUP
-from fedloom.federation.records import Federation, Records, RemoteSilo, Silo
+from fedloom.federation.records import Federation, Records, Silo
+from fedloom.federation.remote import RemoteSilo
 from fedloom.streams import Streams
 
 
