@@ -39,7 +39,7 @@ from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import run_at
 from fedloom.engines.base import site_of
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment, train
 from fedloom.federation.building import build_federation

@@ -24,7 +24,7 @@ from fedloom.config import Config, load_config
 from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.directories import known_fingerprints
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.evaluation.suite import Evaluator
 from fedloom.experiment import Experiment, Run
 from fedloom.federation.building import build_federation

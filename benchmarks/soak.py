@@ -34,7 +34,7 @@ from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.privacy.ledger import read_accounts

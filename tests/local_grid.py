@@ -17,12 +17,12 @@ from flwr.app import Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.config import Config
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.messages import answered, frame_of
-from fedloom.engines.flower.rounds import Event, FlowerEngine
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.silo import Agreement, Grant, Screening, SiloService
+from fedloom.deployment.flower.grid_wire import FlowerWire
+from fedloom.deployment.flower.messages import answered, frame_of
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rounds import Event, RemoteEngine
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.silo import Agreement, Grant, Screening, SiloService
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation
 from fedloom.federation.remote import RemoteSilo
@@ -113,7 +113,7 @@ class Deployment:
         path, experiment = self.path / folder, Experiment.of(self.config, remote(self.federation))
         wire = FlowerWire(self.grid, poll=0.005)
         records = {silo.name: len(silo) for silo in self.federation.silos} if self.declared else {}
-        engine = FlowerEngine(experiment.trainer, name, wire, self.rules, records, self.events.append)
+        engine = RemoteEngine(experiment.trainer, name, wire, self.rules, records, self.events.append)
         if path.is_dir():
             return experiment.resume(RunFolder.open(path), observer=observer, engine=engine)
         return experiment.run(path, observer=observer, engine=engine)

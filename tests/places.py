@@ -22,7 +22,7 @@ from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import Child
 from fedloom.deployment.tail import resume_at, run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation

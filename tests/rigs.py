@@ -19,12 +19,12 @@ from fedloom.deployment.direct.mailbox import Mailbox
 from fedloom.deployment.direct.parts import PartStore
 from fedloom.deployment.direct.wire import DirectWire, HubCalls
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
+from fedloom.deployment.flower.grid_wire import FlowerWire
 from fedloom.deployment.nvflare.wire import Came, NVFlareWire
 from fedloom.deployment.processes import free_port
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.wire import Wire
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.wire import Wire
 from local_grid import LocalGrid
 from support import wait_for
 

@@ -12,13 +12,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedloom.config import Config
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.secure_frames import signed, words_to_sign
-from fedloom.engines.flower.secure_rounds import SecureEngine
-from fedloom.engines.flower.secure_silo import SecureSiloService
+from fedloom.deployment.flower.grid_wire import FlowerWire
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.grants import Grant
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.secure_frames import signed, words_to_sign
+from fedloom.engines.remote.secure_rounds import SecureEngine
+from fedloom.engines.remote.secure_silo import SecureSiloService
 from fedloom.experiment import Experiment, Observer, Run
 from fedloom.federation.records import Federation, Silo
 from fedloom.privacy.signatures import fingerprint, public_line, sign

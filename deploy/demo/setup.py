@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedloom.config import load_config
 from fedloom.deployment.demo import policy_for, settle
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams
 

@@ -14,7 +14,7 @@ from click.testing import Result
 from deployed_run import deployed_run
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import ServerDirectory, ServerSettings
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.runs.folder import RunFolder
 from statement_samples import CHARTER, line_of, pins, sample_bundle
 from support import names_in

@@ -18,7 +18,7 @@ from fedloom.config import Config, load_config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import Invitation, ServerDirectory, SiloDirectory
 from fedloom.deployment.joining import Joining
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.runs.folder import RunFolder
 from fedloom.settings import parse
 

@@ -15,7 +15,7 @@ from fedloom.config import PrivacyConfig, load_config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import ServerDirectory, ServerSettings
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import NoMechanismError
 from fedloom.experiment import Experiment, resume, train
 from fedloom.privacy.ledger import format_epsilon

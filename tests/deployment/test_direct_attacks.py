@@ -32,8 +32,8 @@ from fedloom.deployment.direct.transport import (
 )
 from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.keys import client_key, make_authority, make_silo_certificate, read_public_key
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.wire import Question
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.wire import Question
 from fedloom.errors import FedloomError
 from rigs import SILOS, DirectRig, standing_rig
 from support import names_in, wait_for

@@ -16,8 +16,8 @@ from fedloom.deployment.direct.hub_process import OpenHub
 from fedloom.deployment.direct.letters import Letter
 from fedloom.deployment.direct.mailbox import ANSWERED, DONE, OPEN, Mailbox
 from fedloom.deployment.direct.parts import PartStore
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.wire import Question, Wire
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.wire import Question, Wire
 from fedloom.errors import FedloomError, RunFolderError
 from rigs import SILOS, ConnectProxy, DirectRig, Killed, standing_rig
 from support import names_in, wait_for

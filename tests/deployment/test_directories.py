@@ -16,7 +16,7 @@ from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSe
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.keys import make_authority, make_server_certificate, read_public_key
 from fedloom.deployment.status import silo_status
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from support import names_in
 

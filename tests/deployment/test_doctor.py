@@ -19,7 +19,7 @@ from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSe
 from fedloom.deployment.doctor import Diagnosis, Patient, examine, exit_code
 from fedloom.deployment.keys import make_authority, make_server_certificate
 from fedloom.deployment.processes import free_port
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.operations import trail
 from fedloom.operations.spending import Hold
 from fedloom.operations.trail import AUDIT, Trail

@@ -13,7 +13,7 @@ from fedloom.deployment.direct.executor import DEATHS, Executor
 from fedloom.deployment.directories import ServerDirectory, ServerSettings
 from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from support import tiny_config, wait_for
 
 

@@ -21,6 +21,8 @@ from fedloom.deployment.demo import write_records
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.flower.app import client
 from fedloom.deployment.flower.folder import told_in, write_app
+from fedloom.deployment.flower.grid_wire import FlowerWire
+from fedloom.deployment.flower.messages import answered
 from fedloom.deployment.flower.nodes import AGAIN, KnownNodes, name_frame
 from fedloom.deployment.hosted import conducting
 from fedloom.deployment.hosted.conducting import conduct
@@ -28,9 +30,7 @@ from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.hosted.seat import Said, answer_at
 from fedloom.deployment.signing import Signatory
 from fedloom.deployment.status import silo_status
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.messages import answered
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation

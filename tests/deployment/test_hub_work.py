@@ -11,8 +11,8 @@ from fedloom.deployment.direct.letters import Letter
 from fedloom.deployment.direct.mailbox import Mailbox
 from fedloom.deployment.direct.register import Register, _peer
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rules import RoundRules
 
 SILOS = ("north", "south", "west")
 

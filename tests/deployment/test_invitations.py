@@ -12,7 +12,7 @@ from cryptography import x509
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.keys import make_silo_certificate, read_public_key
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import ConfigError
 from fedloom.runs.files import write_atomically
 

@@ -20,7 +20,7 @@ from fedloom.deployment.direct.letters import (
     sizes_of,
     text_of,
 )
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 CASES = settings(max_examples=int(os.environ.get("FEDLOOM_FUZZ", "150")), deadline=None)  # more: a longer look

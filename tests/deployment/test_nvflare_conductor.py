@@ -19,7 +19,7 @@ from nvflare.apis.signal import Signal
 
 from fedloom.deployment.nvflare.conductor import Conductor, JobSites
 from fedloom.deployment.nvflare.job import CHARTER, FRAME
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 

@@ -32,7 +32,7 @@ from fedloom.deployment.nvflare.executor import SiloExecutor
 from fedloom.deployment.nvflare.guard import TOPICS, SiteGuard, guarded, objection
 from fedloom.deployment.nvflare.job import CHARTER, FRAME, SITE_CONFIG, SITE_TEXT, TASK
 from fedloom.deployment.nvflare.kit import RIGHTS, ROLES
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 
 ALL = tuple(ClientRequestProcessors.request_processors)
 SECRET = "a patient's name"

@@ -22,10 +22,10 @@ from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.deployment.policy import Policy, policy_text
 from fedloom.deployment.worker import service
 from fedloom.engines.base import site_of
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Grant, SiloService
-from fedloom.engines.flower.work import Order, RefusedError
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rounds import ShortRoundError
+from fedloom.engines.remote.silo import Grant, SiloService
+from fedloom.engines.remote.work import Order, RefusedError
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
@@ -146,7 +146,7 @@ def test_nothing_is_built_of_an_experiment_that_was_not_agreed_to(
     small = ("data.silos=1", "data.records_per_silo=16", "engine.name=reference")
     config = tiny_config("method.name=fedvae", *small, *overrides)
     answering = answering_silo(tmp_path, config, OPEN | change)
-    monkeypatch.setattr("fedloom.engines.flower.silo.make_method", lambda _: pytest.fail("a method was made"))
+    monkeypatch.setattr("fedloom.engines.remote.silo.make_method", lambda _: pytest.fail("a method was made"))
     answer = answering.answer(first_task(config))
     assert answer.kind == "refused"
     assert answer.header["reason"].startswith(f"silo 'mnist-0' does not agree: the experiment {objection}")

@@ -19,13 +19,13 @@ from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.direct.serving import DirectServing
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
+from fedloom.deployment.flower.grid_wire import FlowerWire
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.link import ask_worker
 from fedloom.deployment.processes import SOONEST, YOUNG, Child, Household, free_port, loading, locked, troubles
 from fedloom.deployment.submissions import Submission
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.streams import Streams

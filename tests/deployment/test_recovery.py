@@ -19,10 +19,10 @@ from fedloom.deployment.recovery import Confirmation, CoordinatorAccount, confir
 from fedloom.deployment.submissions import Submission
 from fedloom.deployment.worker import service
 from fedloom.engines.base import initial_state, received_by, site_of
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.silo import SiloService
-from fedloom.engines.flower.work import Order
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.silo import SiloService
+from fedloom.engines.remote.work import Order
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation

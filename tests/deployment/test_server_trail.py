@@ -9,8 +9,8 @@ from fedloom.deployment.charter import Charter
 from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSettings, SiloDirectory
 from fedloom.deployment.performing import note
 from fedloom.deployment.submissions import Submission
-from fedloom.engines.flower.rounds import Event
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rounds import Event
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.runs.files import read_lines
 

@@ -20,12 +20,12 @@ from fedloom.cli import app
 from fedloom.deployment import gathering, performing
 from fedloom.deployment.demo import Neighbourhood, settle
 from fedloom.deployment.directories import SiloDirectory, known_fingerprints
+from fedloom.deployment.flower.grid_wire import FlowerWire
 from fedloom.deployment.signing import Signatory
 from fedloom.deployment.submissions import Submission
 from fedloom.deployment.worker import service
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerWire
-from fedloom.engines.flower.statement_frames import words_frame
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.statement_frames import words_frame
 from fedloom.errors import FedloomError
 from fedloom.federation.building import build_federation
 from fedloom.privacy.accounting import event_of, spent

@@ -20,7 +20,7 @@ from fedloom.deployment.processes import Child
 from fedloom.deployment.status import server_status, silo_status
 from fedloom.deployment.submissions import Submission
 from fedloom.deployment.vitals import Pulse, Vitals, checks_of
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.operations.health import problems
 from fedloom.operations.logs import LOG
 from fedloom.operations.spending import Hold

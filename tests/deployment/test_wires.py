@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.wire import Answer, Question, Wire
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.wire import Answer, Question, Wire
 from rigs import RIGS, SILOS, Rig, standing_rig
 from support import wait_for
 

@@ -11,9 +11,9 @@ import torch
 
 from fedloom.config import Config
 from fedloom.discovery.grouping import with_groups
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.work import REFUSED, Order, refusal, update_frame, update_in
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rounds import ShortRoundError
+from fedloom.engines.remote.work import REFUSED, Order, refusal, update_frame, update_in
 from fedloom.errors import FedloomWarning
 from fedloom.experiment import Experiment, train
 from fedloom.federation.building import build_federation

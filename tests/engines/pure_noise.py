@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fedloom.config import Config
 from fedloom.engines.base import Job, Result, initial_state
 from fedloom.engines.charging import Charging
-from fedloom.engines.flower.silo import Grant, SiloService
-from fedloom.engines.flower.work import Order, update_in
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.fused_noise import DeviceNoise
 from fedloom.engines.fused_private import PrivateProgram
 from fedloom.engines.local_state import BOUND
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.silo import Grant, SiloService
+from fedloom.engines.remote.work import Order, update_in
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Batch, Federation

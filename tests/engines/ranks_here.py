@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from fedloom.config import Config
-from fedloom.engines.flower.frames import Frame
 from fedloom.engines.pieces import Divisible
 from fedloom.engines.ranked import RankedEngine, dismiss, follow
 from fedloom.engines.ranks import LEADER
+from fedloom.engines.remote.frames import Frame
 from fedloom.experiment.on_ranks import Leader, follow_leader
 from fedloom.runs.stacks import Overflow
 

@@ -24,11 +24,11 @@ from engines.one_answer import (
 )
 from fedloom.engines import reference
 from fedloom.engines.base import FederationState, SiloState, received_by, site_of
-from fedloom.engines.flower.rounds import FlowerEngine
-from fedloom.engines.flower.rules import RoundRules
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.local_state import RESIDUE, LocalState
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.rounds import RemoteEngine
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import ConfigError
 from fedloom.federation.rounds import RoundContext
 from fedloom.sharing.codec import under
@@ -168,4 +168,4 @@ def test_where_it_makes_no_sense_it_is_refused(tmp_path: Path) -> None:
     trainer, _ = trainer_of(config_of(INT8), UNEQUAL)
     wire: Any = None
     with pytest.raises(ConfigError, match=r"rounds.stragglers = 'use' .* sends how far they moved; use 'drop'"):
-        FlowerEngine(trainer, "run", wire, RoundRules(stragglers="use"), {}, lambda event: None)
+        RemoteEngine(trainer, "run", wire, RoundRules(stragglers="use"), {}, lambda event: None)

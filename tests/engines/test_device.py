@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engines.one_answer import LARGER, METHODS, PRIVATE, UNEQUAL, assert_same_rounds, config_of, rounds_of, trainer_of
-from fedloom.engines.flower.silo import Grant, training_device
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.silo import Grant, training_device
 from fedloom.errors import ConfigError
 from fedloom.privacy.dp_sgd import DPSGD
 from fedloom.privacy.noise import NoiseKey, SecureNoise, StreamNoise

@@ -14,8 +14,8 @@ from engines.one_answer import PRIVATE
 from engines.ranks_here import led, threads
 from fedloom.config import Config
 from fedloom.engines.base import RoundReport
-from fedloom.engines.flower.frames import Frame
 from fedloom.engines.ranks import LEADER, joined, place
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Observer, train
 from fedloom.experiment.on_ranks import HERE, Leader

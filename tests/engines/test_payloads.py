@@ -18,9 +18,9 @@ from fedloom.engines import reference
 from fedloom.engines.base import FederationState, Job, Result, Task, initial_state
 from fedloom.engines.charging import Charging, privacy_of_silos
 from fedloom.engines.choice import make_engine
-from fedloom.engines.flower.inspection import Inspection, RejectedError
 from fedloom.engines.fused import FusedEngine, FusedOptions
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.inspection import Inspection, RejectedError
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, EgressError
 from fedloom.experiment import Experiment

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.deployment.joining import Joining
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.round_store import RoundStore
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.round_store import RoundStore
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from local_grid import Deployment

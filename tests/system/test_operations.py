@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedloom.deployment.demo import Neighbourhood, settle
 from fedloom.deployment.processes import free_port
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.federation.building import build_federation
 from fedloom.operations.logs import LOG
 from fedloom.operations.trail import AUDIT, Trail

@@ -18,7 +18,7 @@ from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.directories import known_fingerprints
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation

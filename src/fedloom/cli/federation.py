@@ -57,7 +57,7 @@ def init(
 ) -> None:
     """Found a federation: authority, server certificate, and an invitation for each silo."""
     from fedloom.deployment.directories import ServerDirectory, ServerSettings
-    from fedloom.engines.flower.rules import RoundRules
+    from fedloom.engines.remote.rules import RoundRules
     from fedloom.privacy.signatures import fingerprint
 
     name = name or folder.resolve().name.lower()

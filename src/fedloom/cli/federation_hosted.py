@@ -106,7 +106,7 @@ def _hosted(
     """What the options say, found to be something that such a federation can do."""
     from fedloom.config import load_config
     from fedloom.deployment.hosted.run import HostedRun
-    from fedloom.engines.flower.rules import RoundRules
+    from fedloom.engines.remote.rules import RoundRules
     from fedloom.runs.files import file_name
 
     config = load_config(source)

@@ -142,7 +142,7 @@ def statement(
     from fedloom.deployment.directories import SiloDirectory
     from fedloom.deployment.signing import Signatory
     from fedloom.deployment.worker import service
-    from fedloom.engines.flower.statement_frames import question, statement_in
+    from fedloom.engines.remote.statement_frames import question, statement_in
     from fedloom.privacy.statements import canonical, read_bundle
     from fedloom.runs.files import write_atomically
 

@@ -18,7 +18,7 @@ from fedloom.deployment.directories import Invitation, ServerDirectory, ServerSe
 from fedloom.deployment.joining import Joining
 from fedloom.deployment.processes import free_port
 from fedloom.deployment.tail import run_at
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.experiment import Experiment
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records

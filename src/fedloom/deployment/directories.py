@@ -22,7 +22,7 @@ from fedloom.deployment.keys import (
     read_public_key,
 )
 from fedloom.deployment.policy import Policy, policy_text
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import ConfigError, RunFolderError, unknown
 from fedloom.operations.trail import AUDIT, Trail
 from fedloom.privacy.signatures import fingerprint

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedloom.deployment.directories import ServerDirectory
-from fedloom.engines.flower.rounds import Event
-from fedloom.engines.flower.statement_frames import question, statement_in
-from fedloom.engines.flower.wire import Answer, Question, Wire
+from fedloom.engines.remote.rounds import Event
+from fedloom.engines.remote.statement_frames import question, statement_in
+from fedloom.engines.remote.wire import Answer, Question, Wire
 from fedloom.errors import FedloomError
 from fedloom.privacy.statement_body import drawn_rounds, written_time
 from fedloom.privacy.statements import Bundle, Statement, read_bundle, verify

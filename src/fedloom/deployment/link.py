@@ -6,7 +6,7 @@ import time
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 REFUSED = "refused: "  # begins every line of a silo's logs that says so, which 'join' and 'status' show

@@ -17,9 +17,9 @@ from fedloom.deployment.processes import locked
 from fedloom.deployment.submissions import Submission
 from fedloom.engines.base import Engine
 from fedloom.engines.charging import shares_noise
-from fedloom.engines.flower.rounds import Event, FlowerEngine
-from fedloom.engines.flower.secure_rounds import SecureEngine
-from fedloom.engines.flower.wire import Wire
+from fedloom.engines.remote.rounds import Event, RemoteEngine
+from fedloom.engines.remote.secure_rounds import SecureEngine
+from fedloom.engines.remote.wire import Wire
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
 from fedloom.operations.trail import AUDIT, Deed, Trail
@@ -67,7 +67,7 @@ def _train(home: ServerDirectory, submission: Submission, wiring: Wiring) -> Non
             experiment.trainer, submission.run, wiring(submission), home.rules, declared, keys, journal
         )
     else:
-        engine = FlowerEngine(experiment.trainer, submission.run, wiring(submission), home.rules, declared, journal)
+        engine = RemoteEngine(experiment.trainer, submission.run, wiring(submission), home.rules, declared, journal)
     if not submission.folder.is_dir():
         experiment.run(submission.folder, engine=engine)
     elif (folder := RunFolder.open(submission.folder)).status["state"] == "unfinished":

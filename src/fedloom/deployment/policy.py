@@ -13,7 +13,7 @@ from fedloom.errors import ConfigError
 from fedloom.settings import at_least, parse, share
 
 if TYPE_CHECKING:
-    from fedloom.engines.flower.grants import Grant
+    from fedloom.engines.remote.grants import Grant
     from fedloom.methods.base import Method
     from fedloom.privacy.silo_privacy import SiloPrivacy
 
@@ -112,7 +112,7 @@ class Policy:
     @property
     def grant(self) -> Grant:
         """What may be spent on the silo's data, by all runs together, and where noise comes from."""
-        from fedloom.engines.flower.grants import Grant
+        from fedloom.engines.remote.grants import Grant
         from fedloom.privacy.clipping import SMALLEST
 
         private = self.privacy == "dp-sgd"

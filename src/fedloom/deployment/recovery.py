@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedloom.config import Config
 from fedloom.deployment.directories import ServerDirectory, SiloDirectory
 from fedloom.deployment.submissions import Submission
-from fedloom.engines.flower.silo import SiloService
+from fedloom.engines.remote.silo import SiloService
 from fedloom.errors import ConfigError, FedloomError, unknown
 from fedloom.operations.spending import Hold, paid_in
 from fedloom.operations.trail import AUDIT, Trail, TrailError

@@ -10,9 +10,9 @@ from typing import Any
 from cryptography import x509
 
 from fedloom.deployment.directories import SiloDirectory
-from fedloom.engines.flower.frames import STATEMENT, Frame
-from fedloom.engines.flower.secure_frames import signed, words_to_sign
-from fedloom.engines.flower.statement_frames import bundle_in, statement_frame, words_in
+from fedloom.engines.remote.frames import STATEMENT, Frame
+from fedloom.engines.remote.secure_frames import signed, words_to_sign
+from fedloom.engines.remote.statement_frames import bundle_in, statement_frame, words_in
 from fedloom.errors import FedloomError
 from fedloom.privacy.signatures import PrivateKey, read_private_key, sign
 from fedloom.privacy.statement_body import written_time

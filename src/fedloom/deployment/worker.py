@@ -15,11 +15,11 @@ from fedloom.deployment.charter import load_records
 from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import DEVICE
 from fedloom.deployment.policy import Policy
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant, training_device
-from fedloom.engines.flower.secure_silo import SecureSiloService
-from fedloom.engines.flower.silo import SiloService
-from fedloom.engines.flower.work import RefusedError
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.grants import Grant, training_device
+from fedloom.engines.remote.secure_silo import SecureSiloService
+from fedloom.engines.remote.silo import SiloService
+from fedloom.engines.remote.work import RefusedError
 from fedloom.methods.base import Method
 from fedloom.privacy.silo_privacy import SiloPrivacy
 from fedloom.registry import allow_only

@@ -9,7 +9,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 from fedloom.deployment.processes import loading
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)

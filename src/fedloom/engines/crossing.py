@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedloom.engines.base import FederationState, Job, Result, SiloState
-from fedloom.engines.flower.frames import Frame
 from fedloom.engines.pieces import RoundPart, Sum
+from fedloom.engines.remote.frames import Frame
 from fedloom.federation.rounds import RoundContext
 from fedloom.methods.steps import ServerState
 from fedloom.privacy.noise import StreamNoise

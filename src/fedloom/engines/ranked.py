@@ -9,9 +9,9 @@ from typing import Any
 
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState
 from fedloom.engines.crossing import ORDER, answer, answered, order, ordered, packed_blocks
-from fedloom.engines.flower.frames import STATE, Frame
 from fedloom.engines.pieces import Divisible, RoundPart, shares_of
 from fedloom.engines.ranks import LEADER, Ranks
+from fedloom.engines.remote.frames import STATE, Frame
 from fedloom.errors import FedloomError
 from fedloom.runs.stacks import Distant, Overflow
 from fedloom.sharing.codec import packed, unpacked

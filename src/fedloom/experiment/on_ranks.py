@@ -12,10 +12,10 @@ from typing import Any
 import fedloom
 from fedloom.config import Config
 from fedloom.engines.choice import device_of, make_engine
-from fedloom.engines.flower.frames import Frame
 from fedloom.engines.pieces import Divisible
 from fedloom.engines.ranked import END, FAILED, RankedEngine, dismiss, follow
 from fedloom.engines.ranks import LEADER, LostRankError, Ranks, place, started_again
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment.experiment import Experiment, Run, reopened
 from fedloom.experiment.run_loop import Observer

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedloom.engines.flower.frames import Frame
+    from fedloom.engines.remote.frames import Frame
 
 PLAN = Path(os.environ["DAMAGES"])
 UNFINISHED = "unfinished"  # it dies when an update is trained and paid for, before that is noted
@@ -73,7 +73,7 @@ DAMAGES: dict[str, Callable[[Frame], bytes]] = {
 
 def send(self: Connection, data: bytes) -> None:
     """What stands in for the connection's own."""
-    from fedloom.engines.flower.frames import Frame
+    from fedloom.engines.remote.frames import Frame
 
     frame = Frame.of_bytes(data)
     name = taken(DAMAGES, frame.header["round"]) if frame.kind == "update" else ""

@@ -30,7 +30,7 @@ from fedloom.deployment.direct.letters import (
 from fedloom.deployment.direct.mailbox import DONE, Mailbox
 from fedloom.deployment.direct.parts import PartStore
 from fedloom.deployment.direct.transport import ATTEND, FETCH, OFFER, SEND, call
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)

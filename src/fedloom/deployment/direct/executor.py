@@ -22,7 +22,7 @@ from fedloom.deployment.directories import ServerDirectory
 from fedloom.deployment.performing import perform
 from fedloom.deployment.processes import is_locked
 from fedloom.deployment.submissions import Submission
-from fedloom.engines.flower.wire import Wire
+from fedloom.engines.remote.wire import Wire
 from fedloom.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)

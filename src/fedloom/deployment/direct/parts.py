@@ -9,7 +9,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from fedloom.deployment.direct.letters import WireError
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.runs.files import explained
 
 CHUNK = 2**20  # bytes

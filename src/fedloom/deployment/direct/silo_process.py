@@ -21,7 +21,7 @@ from fedloom.deployment.directories import SiloDirectory
 from fedloom.deployment.link import DEVICE, ask_worker
 from fedloom.deployment.processes import loading
 from fedloom.deployment.signing import Signatory
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 
 from fedloom.deployment.direct.letters import Letter
 from fedloom.deployment.direct.parts import PartStore
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.wire import Answer, Question
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.wire import Answer, Question
 from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)

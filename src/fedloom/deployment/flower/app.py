@@ -6,7 +6,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedloom.engines.flower.messages import answered, frame_of
+from fedloom.deployment.flower.messages import answered, frame_of
 
 server = ServerApp()
 client = ClientApp()
@@ -16,10 +16,10 @@ client = ClientApp()
 def main(grid: Grid, context: Context) -> None:
     """A run, where its operator lets the server's half run."""
     from fedloom.deployment.flower.folder import told_in
+    from fedloom.deployment.flower.grid_wire import FlowerWire
     from fedloom.deployment.flower.nodes import KnownNodes
     from fedloom.deployment.hosted.conducting import conduct
     from fedloom.deployment.hosted.run import HostedRun
-    from fedloom.engines.flower.grid_wire import FlowerWire
 
     hosted = HostedRun.of(told_in(context.run_config))
     conduct(hosted, FlowerWire(KnownNodes(grid, hosted.charter.silos)), "flwr run")

@@ -10,9 +10,9 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grid_wire import FlowerGrid
-from fedloom.engines.flower.messages import content_of, frame_of
+from fedloom.deployment.flower.grid_wire import FlowerGrid
+from fedloom.deployment.flower.messages import content_of, frame_of
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.performing import journalled
 from fedloom.deployment.processes import locked
-from fedloom.engines.flower.rounds import Event, FlowerEngine
-from fedloom.engines.flower.wire import Wire
+from fedloom.engines.remote.rounds import Event, RemoteEngine
+from fedloom.engines.remote.wire import Wire
 from fedloom.errors import FedloomError
 from fedloom.experiment import Experiment
 from fedloom.runs.folder import RunFolder
@@ -40,7 +40,7 @@ def _train(hosted: HostedRun, path: Path, wire: Wire) -> None:
     def journal(event: Event) -> None:
         journalled(path, event)
 
-    engine = FlowerEngine(experiment.trainer, run, wire, hosted.rules, hosted.charter.records, journal)
+    engine = RemoteEngine(experiment.trainer, run, wire, hosted.rules, hosted.charter.records, journal)
     if folder:
         experiment.resume(folder, engine=engine)
     else:

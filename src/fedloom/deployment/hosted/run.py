@@ -11,7 +11,7 @@ import tomli_w
 
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
-from fedloom.engines.flower.rules import RoundRules
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import ConfigError
 from fedloom.settings import parse
 

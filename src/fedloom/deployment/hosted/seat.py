@@ -14,8 +14,8 @@ from fedloom.deployment.directories import POLICY, SILO, Invitation, SiloDirecto
 from fedloom.deployment.hosted.run import charter_in
 from fedloom.deployment.policy import policy_text
 from fedloom.deployment.processes import locked
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.work import RefusedError, failure, refusal, refused
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.work import RefusedError, failure, refusal, refused
 from fedloom.errors import FedloomError
 from fedloom.runs.files import explained, write_atomically
 

@@ -21,7 +21,7 @@ from fedloom.deployment.hosted.conducting import conduct
 from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.nvflare.job import CHARTER, FRAME, TASK, read_told
 from fedloom.deployment.nvflare.wire import Came, NVFlareWire
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 

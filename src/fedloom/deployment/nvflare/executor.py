@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from fedloom.deployment.hosted.seat import Said, answer_at, awake
 from fedloom.deployment.nvflare.job import CHARTER, FRAME, TASK
 from fedloom.deployment.nvflare.kit import SEAT
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.inbox import Inbox
-from fedloom.engines.flower.wire import Answer, Question
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.inbox import Inbox
+from fedloom.engines.remote.wire import Answer, Question
 
 TICK = 0.1  # seconds between two looks for questions whose patience is over
 Came = Callable[[Frame | None, str], None]  # an answer, or the problem in place of one; from any thread

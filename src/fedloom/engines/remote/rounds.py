@@ -20,12 +20,12 @@ from fedloom.engines.base import (
     site_of,
 )
 from fedloom.engines.before import context_before
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.inspection import Inspection, RejectedError, outliers
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.wire import Answer, Question, Wire
-from fedloom.engines.flower.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.inspection import Inspection, RejectedError, outliers
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.wire import Answer, Question, Wire
+from fedloom.engines.remote.work import REFUSED, UPDATE, Order, update_in
 from fedloom.engines.training import Trainer, local_steps
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext
@@ -87,7 +87,7 @@ class _Progress:
         return [silo for silo in self.context.participants if silo not in self.results and silo not in self.out]
 
 
-class FlowerEngine:
+class RemoteEngine:
     """An engine whose silos train where their records are.
 
     ``run`` is the run's own name, under which silos keep what belongs to it; ``records`` are the most that each silo
@@ -151,11 +151,11 @@ class FlowerEngine:
             raise
         return [progress.results[silo] for silo in sorted(progress.results)]
 
-    def regrouped(self, trainer: Trainer) -> FlowerEngine:
+    def regrouped(self, trainer: Trainer) -> RemoteEngine:
         """The same silos on the same wire, in the groups that were found."""
         self._server.close()
         records = self._inspection.records
-        found = FlowerEngine(trainer, self._run, self._wire, self._rules, records, self._journal)
+        found = RemoteEngine(trainer, self._run, self._wire, self._rules, records, self._journal)
         found._heard, found._owed = self._heard, self._owed
         return found
 

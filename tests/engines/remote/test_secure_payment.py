@@ -11,13 +11,13 @@ import pytest
 
 from fedloom.config import Config
 from fedloom.engines.base import Result
-from fedloom.engines.flower.assignments import Assignment
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant
-from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.secure_frames import SECURE
-from fedloom.engines.flower.secure_silo import SecureSiloService
-from fedloom.engines.flower.work import FAILED, REFUSED, RefusedError
+from fedloom.engines.remote.assignments import Assignment
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.grants import Grant
+from fedloom.engines.remote.rounds import ShortRoundError
+from fedloom.engines.remote.secure_frames import SECURE
+from fedloom.engines.remote.secure_silo import SecureSiloService
+from fedloom.engines.remote.work import FAILED, REFUSED, RefusedError
 from fedloom.methods.base import Method
 from fedloom.operations.spending import Hold
 from fedloom.operations.trail import AUDIT, Trail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedloom.engines.flower.inspection import outliers
+from fedloom.engines.remote.inspection import outliers
 from fedloom.sharing.plan import BlockKey
 from fedloom.sharing.update import Update
 

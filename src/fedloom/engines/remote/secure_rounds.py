@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 from fedloom.engines.base import FederationState, Job, Result, RoundReport, SiloState, finished, received_by, site_of
 from fedloom.engines.distributed import of_sums
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.rounds import Event, ShortRoundError
-from fedloom.engines.flower.rules import RoundRules
-from fedloom.engines.flower.secure_frames import SECURE, Asked
-from fedloom.engines.flower.wire import Answer, Question, Wire
-from fedloom.engines.flower.work import REFUSED, Order
 from fedloom.engines.masked_sums import MaskedSum, SummedRounds, stepped_by, terms_of
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rounds import Event, ShortRoundError
+from fedloom.engines.remote.rules import RoundRules
+from fedloom.engines.remote.secure_frames import SECURE, Asked
+from fedloom.engines.remote.wire import Answer, Question, Wire
+from fedloom.engines.remote.work import REFUSED, Order
 from fedloom.engines.training import Trainer
 from fedloom.errors import FedloomError
 from fedloom.privacy.signatures import is_signed
@@ -46,7 +46,7 @@ class SecureEngine:
     """An engine whose silos add up what they send under masks.
 
     ``records`` are the most that each silo declared, ``keys`` the registered public keys; the rest is as in
-    :class:`~fedloom.engines.flower.rounds.FlowerEngine`. A round that is not brought to its end is not tried again by
+    :class:`~fedloom.engines.remote.rounds.RemoteEngine`. A round that is not brought to its end is not tried again by
     itself: silos have paid for what they sent, and would pay again.
     """
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedloom.config import Config
-from fedloom.engines.flower.round_store import RoundStore
-from fedloom.engines.flower.silo import Grant
-from fedloom.engines.flower.work import experiment_in
+from fedloom.engines.remote.round_store import RoundStore
+from fedloom.engines.remote.silo import Grant
+from fedloom.engines.remote.work import experiment_in
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
 from fedloom.federation.records import Federation, Records, Silo

@@ -10,7 +10,7 @@ from typing import Any
 
 import fedloom
 from fedloom.config import Config
-from fedloom.engines.flower.work import RUN, RefusedError, refused
+from fedloom.engines.remote.work import RUN, RefusedError, refused
 from fedloom.errors import ConfigError
 from fedloom.federation.records import Federation
 from fedloom.privacy.accounting import default_delta

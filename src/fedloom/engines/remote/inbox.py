@@ -6,8 +6,8 @@ import queue
 import time
 from collections.abc import Sequence
 
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.wire import Answer, Question
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.wire import Answer, Question
 
 
 class Inbox:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedloom
 from fedloom.config import Config
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.federation.rounds import RoundContext, Site
 from fedloom.settings import parse

@@ -16,15 +16,15 @@ from fedloom.discovery.grouping import told, unnamed
 from fedloom.engines.base import Result, SiloState, Task, participants_of, site_of
 from fedloom.engines.before import released
 from fedloom.engines.charging import own_plan, privacy_of_silos, shares_noise
-from fedloom.engines.flower.assignments import Assignment, Prepared, digest_of
-from fedloom.engines.flower.frames import STATE, Frame
-from fedloom.engines.flower.grants import Agreement, Grant, Screening, training_device
-from fedloom.engines.flower.pace import Pacemaker
-from fedloom.engines.flower.recording import asked_in, recorded
-from fedloom.engines.flower.round_store import KeptRound, RoundStore
-from fedloom.engines.flower.statement_frames import bundle_in, words_frame
-from fedloom.engines.flower.stating import words_of
-from fedloom.engines.flower.work import (
+from fedloom.engines.remote.assignments import Assignment, Prepared, digest_of
+from fedloom.engines.remote.frames import STATE, Frame
+from fedloom.engines.remote.grants import Agreement, Grant, Screening, training_device
+from fedloom.engines.remote.pace import Pacemaker
+from fedloom.engines.remote.recording import asked_in, recorded
+from fedloom.engines.remote.round_store import KeptRound, RoundStore
+from fedloom.engines.remote.statement_frames import bundle_in, words_frame
+from fedloom.engines.remote.stating import words_of
+from fedloom.engines.remote.work import (
     EXPERIMENTS,
     Order,
     RefusedError,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from fedloom.engines.base import Result
 from fedloom.engines.charging import shares_noise
-from fedloom.engines.flower.assignments import Assignment, Prepared
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.secure_frames import SECURE, Asked
-from fedloom.engines.flower.silo import SiloService
-from fedloom.engines.flower.work import TASK, RefusedError
 from fedloom.engines.masked_sums import MaskedSum, SummedRounds, terms_of
+from fedloom.engines.remote.assignments import Assignment, Prepared
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.secure_frames import SECURE, Asked
+from fedloom.engines.remote.silo import SiloService
+from fedloom.engines.remote.work import TASK, RefusedError
 from fedloom.operations.spending import refuse_held
 from fedloom.privacy.signatures import fingerprint, is_signed
 from fedloom.secure.party import Party

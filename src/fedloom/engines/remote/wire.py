@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 
 LIMIT = 64 * 2**20  # bytes that an answer may have where nobody says more
 

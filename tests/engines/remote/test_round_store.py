@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedloom.engines.base import SiloState
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.round_store import KeptRound, RoundStore
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.round_store import KeptRound, RoundStore
 from fedloom.runs import files
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedloom.engines.base import initial_state, site_of
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant
-from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.secure_frames import SECURE, Asked, signed, words_to_sign
-from fedloom.engines.flower.work import TASK
 from fedloom.engines.masked_sums import MaskedSum, SummedRounds, check_shared, threshold_of
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.grants import Grant
+from fedloom.engines.remote.rounds import ShortRoundError
+from fedloom.engines.remote.secure_frames import SECURE, Asked, signed, words_to_sign
+from fedloom.engines.remote.work import TASK
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.experiment import Experiment
 from fedloom.federation.rounds import RoundContext

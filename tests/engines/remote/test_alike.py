@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from fedloom.config import Config
 from fedloom.engines.base import initial_state, received_by, site_of
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.pace import Pacemaker
-from fedloom.engines.flower.round_store import RoundStore
-from fedloom.engines.flower.silo import Grant, SiloService
-from fedloom.engines.flower.work import Order
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.pace import Pacemaker
+from fedloom.engines.remote.round_store import RoundStore
+from fedloom.engines.remote.silo import Grant, SiloService
+from fedloom.engines.remote.work import Order
 from fedloom.engines.training import Trainer
 from fedloom.experiment import Experiment
 from fedloom.federation.records import Federation, Records, Silo

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from flwr.app import Message
 
-from fedloom.engines.flower.inbox import Inbox
-from fedloom.engines.flower.messages import asked, frame_of
-from fedloom.engines.flower.wire import Answer, Question
+from fedloom.deployment.flower.messages import asked, frame_of
+from fedloom.engines.remote.inbox import Inbox
+from fedloom.engines.remote.wire import Answer, Question
 
 POLL = 0.3  # seconds between two looks for an answer
 LOOK = 5.0  # seconds that a look at who is there may take

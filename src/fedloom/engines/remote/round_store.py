@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.engines.base import SiloState
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import RunFolderError
 from fedloom.runs.files import explained, remove_folder, remove_unfinished, write_folder_atomically
 from fedloom.sharing.codec import packed, unpacked

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from fedloom.engines.base import Task
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.grants import Grant
-from fedloom.engines.flower.round_store import RoundStore
-from fedloom.engines.flower.work import Order
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.grants import Grant
+from fedloom.engines.remote.round_store import RoundStore
+from fedloom.engines.remote.work import Order
 from fedloom.engines.training import Trainer
 from fedloom.outline import in_outline
 from fedloom.privacy.accounting import Event, NoGuarantee

@@ -20,15 +20,16 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-import fedloom.engines.flower.round_store
+import fedloom.engines.remote.round_store
 from fedloom.config import Config
+from fedloom.deployment.flower import grid_wire
 from fedloom.engines.base import FederationState, Result, RoundReport, conclude, participants_of
-from fedloom.engines.flower import grid_wire, rounds
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.round_store import RoundStore
-from fedloom.engines.flower.rounds import ShortRoundError
-from fedloom.engines.flower.silo import Agreement, Grant
-from fedloom.engines.flower.work import Order, RefusedError, refusal, update_frame, update_in
+from fedloom.engines.remote import rounds
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.round_store import RoundStore
+from fedloom.engines.remote.rounds import ShortRoundError
+from fedloom.engines.remote.silo import Agreement, Grant
+from fedloom.engines.remote.work import Order, RefusedError, refusal, update_frame, update_in
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import Experiment, Observer, train
@@ -420,9 +421,9 @@ def test_a_second_answer_to_the_same_question_changes_nothing(
     monkeypatch.setattr(grid, "pull_messages", partial(LocalGrid.pull_messages, grid))  # nothing is lost
     silo, other = grid.handlers[BAD], grid.handlers["mnist-0"]
     calls, round_began, taken = itertools.count(1), threading.Event(), []
-    take = rounds.FlowerEngine._take
+    take = rounds.RemoteEngine._take
 
-    def taking(self: rounds.FlowerEngine, answer: Any, progress: Any) -> None:
+    def taking(self: rounds.RemoteEngine, answer: Any, progress: Any) -> None:
         take(self, answer, progress)
         taken.append((answer.round, answer.silo))
 
@@ -441,7 +442,7 @@ def test_a_second_answer_to_the_same_question_changes_nothing(
             wait_for(lambda: taken.count((1, BAD)) == 2, seconds=100)
         return other(frame)
 
-    monkeypatch.setattr(rounds.FlowerEngine, "_take", taking)
+    monkeypatch.setattr(rounds.RemoteEngine, "_take", taking)
     grid.handlers.update({BAD: twice, "mnist-0": waiting})
     deployment.run()
     assert deployment.told("asked").count((1, BAD)) == 2
@@ -679,7 +680,7 @@ def test_a_full_disk_costs_no_budget_and_is_told_in_the_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deployment = deployed(tmp_path, *DP)
-    monkeypatch.setattr(fedloom.engines.flower.round_store, "SPARE", 2**80)
+    monkeypatch.setattr(fedloom.engines.remote.round_store, "SPARE", 2**80)
     with pytest.raises(ShortRoundError):
         deployment.run()
     assert sorted(deployment.told("failed")) == sorted(2 * [(1, silo.name) for silo in deployment.federation.silos])
@@ -695,7 +696,7 @@ def test_a_round_needs_room_for_all_that_it_writes(
     """Also where little comes down: the room is that of the model, its moments and the update."""
     deployment, task = first_task(tmp_path, agree)
     model = Experiment.of(deployment.config, deployment.federation).method.build(Site(BAD, (0,)))
-    needed = 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + fedloom.engines.flower.round_store.SPARE
+    needed = 4 * sum(tensor.nbytes for tensor in model.state_dict().values()) + fedloom.engines.remote.round_store.SPARE
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - lacking))
     assert deployment.service(1).answer(task).kind == kind
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import fedloom
-from fedloom.engines.flower.frames import STATE, STATEMENT, Frame
+from fedloom.engines.remote.frames import STATE, STATEMENT, Frame
 from fedloom.errors import FedloomError
 from fedloom.privacy.statements import Bundle, Statement, bundle_of, canonical
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fedloom
-from fedloom.engines.flower.frames import Frame
+from fedloom.engines.remote.frames import Frame
 from fedloom.errors import FedloomError
 from fedloom.secure.terms import PREFIX, Parts, Turn
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from fedloom.engines.flower.frames import Frame
-from fedloom.engines.flower.work import FAILED, REFUSED, failure
+from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.work import FAILED, REFUSED, failure
 from fedloom.errors import FedloomError
 from fedloom.operations.trail import Deed, Trail
 

@@ -1,1 +1,0 @@
-"""Where it runs for real: silos in processes and on machines of their own, reached through Flower."""
