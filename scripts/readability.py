@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+MADE = re.compile(r"<!-- made from the source.*?<!-- end of what is made -->", re.DOTALL)  # nobody wrote it
 CODE = re.compile(r"^```.*?^```|^ {4,}[^\n]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -31,7 +32,8 @@ class Measures:
 
 
 def measured(text: str) -> Measures:
-    """Count all words, tables and code among them; judge the ease of running text."""
+    """Count all words, tables and code among them, but none made from the source; judge the ease of running text."""
+    text = MADE.sub("", text)
     rows = re.findall(r"^\|(?:\s*:?-+:?\s*\|)+", text, re.MULTILINE)
     return Measures(
         words=len(text.split()),

@@ -28,8 +28,14 @@ from support import script
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    """What makes the reference pages."""
+    """What makes a site of the pages."""
     return script("docs_site")
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    """What makes the reference pages."""
+    return script("reference")
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +64,23 @@ def test_search_needs_no_server(site: Path) -> None:
     assert "javascripts/iframe-worker.js" in (site / "index.html").read_text(encoding="utf-8")
 
 
-def test_the_reference_has_every_setting_with_its_meaning(site: Path, hook: ModuleType) -> None:
+def test_the_reference_has_every_setting_with_its_meaning(site: Path, reference: ModuleType) -> None:
     text = shown(site, "reference/configuration")
-    for key, cls, field, _ in hook.settings_of(Config):
+    for key, cls, field, _ in reference.settings_of(Config):
         assert key.replace(".options", ".<option>") in text
-        assert len(hook.meanings(cls)[field.name]) >= 5, key
+        assert len(reference.meanings(cls)[field.name]) >= 5, key
 
 
-def test_the_catalogue_says_which_package_a_plug_in_comes_from(hook: ModuleType, plugin_folder: Path) -> None:
+def test_pages_that_are_made_from_the_source_are_as_it_is_now(reference: ModuleType) -> None:
+    pages = {path.name: path.read_text(encoding="utf-8") for path in reference.PAGES.glob("*.md")}
+    assert {name for name, text in pages.items() if reference.PLACE.search(text)} >= {"commands.md", "configuration.md"}
+    stale = [name for name, text in pages.items() if reference.made(text) != text]
+    assert not stale, "run: python scripts/reference.py"
+
+
+def test_the_catalogue_says_which_package_a_plug_in_comes_from(reference: ModuleType, plugin_folder: Path) -> None:
     install(plugin_folder, "looms", "1.2", LOOMS, LOOMS_POINTS)
-    text = hook.catalogue()
+    text = reference.catalogue()
     methods = re.split(r"^### ", text, flags=re.MULTILINE)
     assert [part.split("\n")[0] for part in methods if "From the package `looms==1.2`." in part] == ["`shuttle`"]
     assert "| `threes` | 3 everywhere (from looms==1.2) |" in text
@@ -86,11 +99,11 @@ def test_the_reference_has_every_command_and_option(site: Path) -> None:
     visit(COMMAND, "fedloom")
 
 
-def test_the_reference_has_every_method_with_its_options(site: Path, hook: ModuleType) -> None:
+def test_the_reference_has_every_method_with_its_options(site: Path, reference: ModuleType) -> None:
     text = shown(site, "reference/catalogue")
     for name, recipe in METHODS.listed():
         assert name in text
-        assert all(f"method.{field.name}" in text for _, _, field, _ in hook.settings_of(recipe.options))
+        assert all(f"method.{field.name}" in text for _, _, field, _ in reference.settings_of(recipe.options))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Listed if kind not in (Listed.PRESETS, Listed.SETTINGS)])
@@ -104,11 +117,11 @@ def test_the_reference_has_every_family_of_presets(site: Path) -> None:
     assert {family for name in preset_names() if (family := posixpath.dirname(name)) not in text} == set()
 
 
-def test_the_reference_has_every_field_of_a_modality_with_its_meaning(site: Path, hook: ModuleType) -> None:
+def test_the_reference_has_every_field_of_a_modality_with_its_meaning(site: Path, reference: ModuleType) -> None:
     text = shown(site, "reference/modality")
     for field in fields(Modality):
         assert field.name in text
-        assert len(hook.meanings(Modality)[field.name]) >= 5, field.name
+        assert len(reference.meanings(Modality)[field.name]) >= 5, field.name
 
 
 def test_every_metric_has_a_definition_and_no_other_has_one() -> None:
@@ -128,8 +141,8 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert [name for name in fedloom.__all__ if not re.search(rf'id="fedloom[\w.]*\.{name}"', text)] == []
 
 
-def test_a_comment_above_and_one_beside_are_both_a_meaning(hook: ModuleType) -> None:
-    found = hook.meanings(fedloom.config.DataConfig)
+def test_a_comment_above_and_one_beside_are_both_a_meaning(reference: ModuleType) -> None:
+    found = reference.meanings(fedloom.config.DataConfig)
     assert found["alpha"] == 'of "dirichlet": the smaller, the more silos differ'
     assert found["partition"].startswith("'fedloom list partitions' names them")
 

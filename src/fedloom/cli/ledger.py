@@ -26,7 +26,7 @@ def ledger(
     yes: Annotated[bool, typer.Option("--yes", help="Answer the question of --forget.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the privacy budget of each silo: granted, spent and left, in all and by release."""
+    """Show the budget of each silo: granted, spent and left, in all and by release."""
     if (path is not None) + registry + (forget is not None) != 1:
         raise ConfigError("give either a run folder or a ledger, or --registry, or --forget with a ledger's path")
     if path is not None:
