@@ -287,14 +287,15 @@ def house() -> Drawing:
         "cli, studio\nwhat people call and see",
         "workflow, reproduction, sweep, audit, downstream, deployment, certificate\nwhat commands do with runs",
         "experiment, reports, release\none experiment, and what is handed on",
-        "engines, evaluation, operations\nwhere it runs, how good it is",
-        "methods, discovery, runs\nthe recipes, groups that nobody named, and what remains of a run",
+        "engines, evaluation, operations, cluster\nwhere it runs, how good it is",
+        "methods, runs\nthe recipes, and what remains of a run",
+        "discovery\ngroups that nobody named",
         "models, objectives, sharing, privacy\nwhat is learned, given to whom, at what cost",
         "federation, backbones, secure\nwho holds what, and sums of which nobody sees the parts",
         "modalities, config, streams, registry\nwhat a record is, and what was asked for",
     )
     boxes = [Box(60, 15 + 54 * place, 680, 46, words) for place, words in enumerate(floors)]
-    return "The house: imports run downwards", 760, 460, [*boxes, Arrow(30, 20, 30, 425), Note(8, 448, "imports")]
+    return "The house: imports run downwards", 760, 514, [*boxes, Arrow(30, 20, 30, 479), Note(8, 502, "imports")]
 
 
 def svg(drawing: Drawing) -> str:
