@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from engines.killing import train_until_write
 from fedloom.cli import app, main
 from fedloom.config import AuditConfig, Config, load_config
-from fedloom.deployment import worker
+from fedloom.deployment import worker_process
 from fedloom.deployment.charter import Charter, load_records
 from fedloom.deployment.directories import Invitation, SiloDirectory
 from fedloom.errors import ConfigError, DataError
@@ -279,7 +279,7 @@ def test_a_silo_that_brings_another_modality_ends_with_one_sentence(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     try:
         with pytest.raises(SystemExit) as ended:
-            worker.main(str(home.path), str(tmp_path / "own.npz"), str(tmp_path / "socket"))
+            worker_process.main(str(home.path), str(tmp_path / "own.npz"), str(tmp_path / "socket"))
     finally:
         allow_only(None)
         torch.set_flush_denormal(False)
