@@ -216,6 +216,7 @@ def test_labels_may_be_told(tmp_path: Path) -> None:
         (("method.widths=[8, 8, 8, 8]",), "needs sides divisible by 8; these have 4 x 4 pixels"),
         (("method.reflow=2",), "method.reflow straightens the ways of pixels; it needs method.latent = 'none'"),
         (("server.step=adam",), "server.step = 'adam' would move the VAE on after its rounds"),
+        (("sharing.compression=int8",), "sharing.compression = 'int8' would move the VAE on after its rounds"),
         (("privacy.mechanism=dp-sgd", "privacy.epsilon=3"), "two stages, which the accounts of privacy.mechanism"),
         (("model.silos.day-0.latent=16",), "model.silos gives silos networks of their own"),
     ],
