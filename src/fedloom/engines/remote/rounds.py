@@ -188,6 +188,8 @@ class RemoteEngine:
         if not waiting:
             return True
         if len(progress.results) < self._minimum(progress):
+            if progress.context.round == BEFORE and progress.out and not any(silo in self._owed for silo in waiting):
+                return True  # it needs everybody, and whoever is not there yet need not pay for it
             return seconds > rules.deadline * (1 + rules.extensions)
         if seconds > rules.deadline:
             return True
