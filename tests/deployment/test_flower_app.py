@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.config import flatten_dict, validate_config
 
+import fedloom
 from fedloom.config import Config
 from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
@@ -28,9 +29,11 @@ from fedloom.deployment.hosted import conducting
 from fedloom.deployment.hosted.conducting import conduct
 from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.hosted.seat import Said, answer_at
+from fedloom.deployment.link import DEVICE
 from fedloom.deployment.signing import Signatory
 from fedloom.deployment.status import silo_status
-from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.frames import STATE, Frame
+from fedloom.engines.remote.secure_frames import SECURE
 from fedloom.errors import ConfigError, FedloomError, RunFolderError
 from fedloom.experiment import train
 from fedloom.federation.building import build_federation
@@ -197,6 +200,18 @@ def asked(theirs: Theirs, node: dict[str, str], told: dict[str, Any]) -> str:
     answer = answer_at(Said(node, "this SuperNode's --node-config"), told, Frame({"kind": "task", "version": "0"}))
     assert answer.kind in ("refused", "failed")
     return str(answer.header["reason"])
+
+
+@pytest.mark.parametrize("kind", [DEVICE, STATE, SECURE])
+def test_a_silo_answers_nothing_but_tasks(theirs: Theirs, kind: str) -> None:
+    """What a node asks its own worker, or signs on its way, is no matter of who operates a federation of others."""
+    answer = answer_at(
+        Said(theirs.nodes[0], "a node"), theirs.told, Frame({"kind": kind, "version": fedloom.__version__})
+    )
+    assert answer.header == {
+        "kind": "refused",
+        "reason": "a silo in a federation of others answers the tasks of rounds, and nothing else",
+    }
 
 
 def test_a_silo_says_why_it_does_not_work_and_no_more(theirs: Theirs) -> None:

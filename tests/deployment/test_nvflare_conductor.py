@@ -17,9 +17,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.signal import Signal
 
+from fedloom.config import load_config
+from fedloom.deployment.charter import Charter
+from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.nvflare.conductor import Conductor, JobSites
-from fedloom.deployment.nvflare.job import CHARTER, FRAME
+from fedloom.deployment.nvflare.job import CHARTER, FRAME, write_job
 from fedloom.engines.remote.frames import Frame
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.errors import FedloomError
 
 
@@ -120,12 +124,24 @@ def test_an_aborted_job_ends_and_says_how_to_go_on() -> None:
         found.present()
 
 
-def test_what_cannot_be_carried_out_is_said_to_nvflare(tmp_path: Path) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "fedloom.toml").write_text('run = "x"\nexperiment = "nonsense = 3"\n')
+def panic_at(folder: Path) -> str:
+    """Why a controller cannot carry out what stands in its app."""
     context = FLContext()
-    context.set_prop(FLContextKey.APP_ROOT, str(tmp_path))
+    context.set_prop(FLContextKey.APP_ROOT, str(folder))
     conductor = Controlled()
     conductor.control_flow(Signal(), context)
     (reason,) = conductor.panics
-    assert "nonsense" in reason
+    return reason
+
+
+def test_what_cannot_be_carried_out_is_said_to_nvflare(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "fedloom.toml").write_text('run = "x"\nexperiment = "nonsense = 3"\n')
+    assert "nonsense" in panic_at(tmp_path)
+
+
+@pytest.mark.parametrize("run", ["/var/lib/theirs", "../theirs", "runs/../..", ""])
+def test_whoever_submits_a_job_puts_nothing_beside_the_home_of_the_server_s_user(tmp_path: Path, run: str) -> None:
+    charter = Charter(name="x", silos={"north": "ct"}, shape=(1, 28, 28), wire="nvflare")
+    write_job(HostedRun(load_config("demo"), charter, RoundRules(), run), tmp_path / "job")
+    assert panic_at(tmp_path / "job" / "server") == f"run = '{run}' is no folder below the home of this server's user"

@@ -19,6 +19,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthorizationService
 from nvflare.private.admin_defs import Message
@@ -26,6 +27,7 @@ from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic, 
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.security.security import FLAuthorizer
 
 from fedloom.deployment.nvflare.executor import SiloExecutor
@@ -36,6 +38,7 @@ from fedloom.engines.remote.frames import Frame
 
 ALL = tuple(ClientRequestProcessors.request_processors)
 SECRET = "a patient's name"
+NUMBER = "5e1f3c9a-0b7d-4c55-9d0e-2a6b8f4c1d37"
 
 
 @pytest.fixture
@@ -159,8 +162,30 @@ def test_any_other_app_than_fedloom_s_is_refused_before_it_is_written(
 ) -> None:
     SiteGuard().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
     meta = json.dumps({"submitter_role": "super"})
-    said = asked(processors, TrainingTopic.DEPLOY, app, **{RequestHeader.JOB_META: meta})
+    said = asked(processors, TrainingTopic.DEPLOY, app, **{RequestHeader.JOB_META: meta, RequestHeader.JOB_ID: NUMBER})
     assert "this site runs fedloom's job alone" in said
+
+
+@pytest.mark.parametrize("topic", [TrainingTopic.DEPLOY, TrainingTopic.START_JOB])
+@pytest.mark.parametrize("job", ["local", "startup", "", f"{NUMBER} --set x", f"{NUMBER}\n"])
+def test_a_job_whose_number_is_none_takes_no_folder_of_the_kit(
+    processors: list[Any], rights: None, topic: str, job: str
+) -> None:
+    SiteGuard().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
+    assert "by NVFlare's own numbers" in asked(processors, topic, archive(), **{RequestHeader.JOB_ID: job})
+    passed = asked(processors, topic, archive(), **{RequestHeader.JOB_ID: NUMBER})
+    assert "engine must be ClientEngineInternalSpec" in passed  # it is NVFlare's turn
+
+
+def test_without_the_guard_a_job_by_the_name_of_a_folder_takes_its_place(rights: None, tmp_path: Path) -> None:
+    """Why a job's number is looked at: NVFlare takes any name, and empties that folder first."""
+    settings = tmp_path / "local" / "resources.json"
+    for file in (settings, tmp_path / "startup" / "fed_client.json"):
+        file.parent.mkdir()
+        file.write_text("{}")
+    workspace = Workspace(str(tmp_path), "north")
+    assert not AppDeployer().deploy(workspace, "local", {"name": "fedloom"}, "app", archive(), FLContext())
+    assert not settings.exists()
 
 
 def test_a_role_of_nvflare_s_own_passes_its_rule_against_code_and_not_the_guard(rights: None) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedloom.cli import app
 from fedloom.config import load_config
 from fedloom.deployment.hosted.run import HostedRun
-from fedloom.deployment.nvflare.job import CONDUCTOR, EXECUTOR, SITE_CONFIG, read_told, write_job
+from fedloom.deployment.nvflare.job import CONDUCTOR, EXECUTOR, SITE_CONFIG, SITE_TEXT, read_told, write_job
 from fedloom.deployment.nvflare.kit import GUARD, ROLES, harden
 from fedloom.errors import ConfigError, RunFolderError
 
@@ -88,6 +88,20 @@ def test_whatever_else_could_give_a_site_orders_has_to_go_first(kit: Path, tmp_p
     with pytest.raises(ConfigError, match=f"{Path(left).name} could have this site do"):
         harden(kit, tmp_path, tmp_path)
     assert not (kit / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("left", ["custom/sitecustomize.py", "config/config_fed_client.conf"])
+def test_a_job_that_ran_before_has_to_go_unless_it_was_fedloom_s(kit: Path, tmp_path: Path, left: str) -> None:
+    """A server may start it again by its number, without sending its app."""
+    own = kit / "0b7d" / "app_north"
+    for file in (own / SITE_CONFIG, own / ".__nvfl_sig.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(SITE_TEXT)
+    assert harden(kit, tmp_path, tmp_path) == "north"
+    (own / left).parent.mkdir(exist_ok=True)
+    (own / left).write_text("")
+    with pytest.raises(ConfigError, match="0b7d is of a job that a server could start again"):
+        harden(kit, tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(

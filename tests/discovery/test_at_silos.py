@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from fedloom.config import Config
 from fedloom.discovery.grouping import with_groups
+from fedloom.engines.remote import rounds
 from fedloom.engines.remote.frames import Frame
 from fedloom.engines.remote.rounds import ShortRoundError
 from fedloom.engines.remote.work import REFUSED, Order, refusal, update_frame, update_in
@@ -95,6 +97,19 @@ def test_a_run_that_stopped_before_groups_were_found_asks_again_and_is_sent_the_
     assert [row["round"] for row in own] == [0, 1, 2]
     assert own[:1] == sent
     assert run.folder.egress()[0]["sha256"] == sent[0]["sha256"]
+
+
+def test_once_a_silo_has_refused_nobody_waits_for_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, ticks = deployed(tmp_path, searching()), itertools.count()
+    monkeypatch.setattr(rounds, "clock", lambda: float(next(ticks)) if len(deployment.told("answered")) == 4 else 0.0)
+    monkeypatch.setattr(rounds, "TICK", 0.01)
+    deployment.grid.handlers["mnist-1"] = lambda _: refusal("not today")
+    deployment.grid.offline.add("mnist-2")
+    with pytest.raises(ShortRoundError, match="round 0 has 4 of the 6 updates"):
+        deployment.run()
+    assert next(ticks) < deployment.rules.deadline
 
 
 def test_nothing_is_trained_for_who_was_told_no_group_that_can_be(tmp_path: Path) -> None:

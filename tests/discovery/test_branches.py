@@ -110,6 +110,7 @@ def test_a_run_whose_silos_take_the_branch_of_the_least_loss(tmp_path: Path, pri
     run = fedloom.train(tiny_config(*BY_LOSS, *privacy, "local.batch_size=8"), tmp_path)
     assert run.folder.discovery is not None
     assert run.folder.discovery.groups == TRUE
+    assert run.folder.discovery.sentence == "2 groups; how many to look for was set, not found"
     assert run.generator().groups == ("group-1", "group-2")
     assert [row["silo"] for row in run.folder.egress() if row["round"] == 0] == [*TRUE] * QUESTIONS
     if privacy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torch
 from fedloom.config import Config
 from fedloom.engines.base import FederationState, Job, initial_state
 from fedloom.engines.reference import ReferenceEngine
+from fedloom.engines.remote.rounds import RemoteEngine
+from fedloom.engines.remote.rules import RoundRules
 from fedloom.engines.training import Trainer
 from fedloom.errors import ConfigError
 from fedloom.experiment import Experiment, resume, train
@@ -216,6 +219,7 @@ def test_labels_may_be_told(tmp_path: Path) -> None:
         (("method.widths=[8, 8, 8, 8]",), "needs sides divisible by 8; these have 4 x 4 pixels"),
         (("method.reflow=2",), "method.reflow straightens the ways of pixels; it needs method.latent = 'none'"),
         (("server.step=adam",), "server.step = 'adam' would move the VAE on after its rounds"),
+        (("sharing.compression=int8",), "sharing.compression = 'int8' would move the VAE on after its rounds"),
         (("privacy.mechanism=dp-sgd", "privacy.epsilon=3"), "two stages, which the accounts of privacy.mechanism"),
         (("model.silos.day-0.latent=16",), "model.silos gives silos networks of their own"),
     ],
@@ -223,6 +227,14 @@ def test_labels_may_be_told(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_by_a_sentence(overrides: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         method_of(*overrides)
+
+
+def test_late_weights_of_the_first_stage_are_not_taken_into_the_second() -> None:
+    wire: Any = None
+    late = RoundRules(stragglers="use")
+    trainer = Experiment.of(config(), picture_federation()).trainer
+    with pytest.raises(ConfigError, match="after the rounds in which method 'fission_flow' trains them; use 'drop'"):
+        RemoteEngine(trainer, "run", wire, late, {}, lambda event: None)
 
 
 def test_a_grid_has_as_many_places_as_the_image_halved() -> None:

@@ -80,6 +80,11 @@ def of_codes(setting: Setting, rounds: int) -> Setting:
         raise ConfigError(
             "server.step = 'adam' would move the VAE on after its rounds; method.latent = 'vae' needs 'mean'"
         )
+    if config.sharing.compression != "none":
+        raise ConfigError(
+            f"sharing.compression = '{config.sharing.compression}' would move the VAE on after its rounds, by what "
+            "rounding has left out; method.latent = 'vae' needs 'none'"
+        )
     if config.model.silos:
         raise ConfigError("model.silos gives silos networks of their own, which method.latent = 'vae' has no place for")
     return replace(setting, shape=grid_of(config.model.latent, config.model.channels, setting.shape))

@@ -26,7 +26,7 @@ class Discovery:
     silos: dict[str, FoundSilo]
     directions: int  # in which silos differ more than noise explains
     chance: float  # how often silos without groups would look as clustered
-    asked: bool = False  # whether the number of groups was set, not found
+    asked: bool = False  # whether how many to look for was set; by the loss not all branches need be taken
 
     @classmethod
     def of(cls, mapping: Mapping[str, Any]) -> Discovery:
@@ -47,7 +47,7 @@ class Discovery:
         """What was found, and how sure that is."""
         count = len(set(self.groups.values()))
         if self.asked:
-            return f"{count} groups; their number was set, not found"
+            return f"{count} groups; how many to look for was set, not found"
         if self.directions == 0:
             return "no groups were found: silos differ by no more than noise and sampling explain"
         often = f"silos without groups would look as clustered in {100 * self.chance:.2g} of 100 cases"

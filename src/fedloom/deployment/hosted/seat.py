@@ -15,7 +15,7 @@ from fedloom.deployment.hosted.run import charter_in
 from fedloom.deployment.policy import policy_text
 from fedloom.deployment.processes import locked
 from fedloom.engines.remote.frames import Frame
-from fedloom.engines.remote.work import RefusedError, failure, refusal, refused
+from fedloom.engines.remote.work import TASK, RefusedError, failure, refusal, refused
 from fedloom.errors import FedloomError
 from fedloom.runs.files import explained, write_atomically
 
@@ -79,6 +79,8 @@ def awake(folder: Path, data: Path, source: str) -> Worker:
 def answer_at(said: Said, told: Mapping[str, Any], frame: Frame, awake: Waking = awake) -> Frame:
     """What the silo answers; why it cannot stands in its own log, and no other words of it leave."""
     try:
+        if frame.kind != TASK:  # the rest needs a node that signs, or is the node's own to ask
+            raise RefusedError("a silo in a federation of others answers the tasks of rounds, and nothing else")
         seat = Seat.of(said)
         with refused():
             charter = charter_in(told)

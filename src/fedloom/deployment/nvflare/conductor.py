@@ -53,10 +53,18 @@ class Conductor(Controller):
         try:
             told = read_told(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)))
             hosted = HostedRun.of(told)
+            _check_place(hosted.run)
             sites = JobSites(self, fl_ctx, abort_signal, told)
             conduct(hosted, NVFlareWire(sites, hosted.charter.silos), "nvflare job submit")
         except FedloomError as error:
             self.system_panic(str(error), fl_ctx)
+
+
+def _check_place(run: str) -> None:
+    """Who submits a job is not who operates its server: he has nothing written elsewhere."""
+    home = Path.home().resolve()
+    if home not in (home / run).resolve().parents:
+        raise FedloomError(f"run = '{run}' is no folder below the home of this server's user")
 
 
 class JobSites:

@@ -8,6 +8,7 @@ past them, and past the list of allowed classes. The guard looks at what a messa
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from typing import Any
 
@@ -18,7 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.private.admin_defs import Message, error_reply
-from nvflare.private.defs import SysCommandTopic, TrainingTopic
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
@@ -29,6 +30,9 @@ SIGNATURES = {
     f"{folder}{name}" for folder in ("", "config/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 }
 LARGEST = 2**20  # bytes of an entry
+# As NVFlare numbers jobs. A job's number names its folder in the kit, and what lies there is removed for it; it also
+# stands in the command of its process.
+JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TOPICS = frozenset(
     {
         TrainingTopic.DEPLOY,
@@ -75,6 +79,9 @@ class Guarded(RequestProcessor):
 
     def process(self, req: Message, app_ctx: object) -> Message:
         """Refuse, or pass on."""
+        job = req.get_header(RequestHeader.JOB_ID, "")
+        if req.topic in (TrainingTopic.DEPLOY, TrainingTopic.START_JOB) and not JOB.fullmatch(str(job)):
+            return error_reply(f"this site knows jobs by NVFlare's own numbers, and '{job}' is none")
         if req.topic == TrainingTopic.DEPLOY and (problem := objection(req.body)):
             return error_reply(f"this site runs fedloom's job alone: {problem}")
         return self._inner.process(req, app_ctx)

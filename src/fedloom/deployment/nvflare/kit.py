@@ -8,12 +8,13 @@ from typing import Any
 
 import tomli_w
 
-from fedloom.deployment.nvflare.job import EXECUTOR
+from fedloom.deployment.nvflare.job import EXECUTOR, SITE_CONFIG, SITE_TEXT
 from fedloom.errors import ConfigError
 from fedloom.runs.files import explained, write_atomically, write_json
 
 VERSION = "2.9.0"  # of NVFlare, whose inside the guard knows
 SEAT = "fedloom.toml"  # in the kit's folder 'local'
+SIGNED = ".__nvfl_"  # how the names of signatures begin
 GUARD = "fedloom.deployment.nvflare.guard.SiteGuard"
 ROLES = ("project_admin", "org_admin", "lead", "member")
 RIGHTS = {
@@ -62,6 +63,9 @@ def harden(kit: Path, home: Path, data: Path, source: str = "") -> str:
     for found in sorted((*kit.glob("*/*resources.json"), *kit.glob("*/custom"), kit / "local" / "privacy.json")):
         if found.exists() and found != kit / "local" / "resources.json":
             raise ConfigError(f"{found} could have this site do what nobody here has agreed to; remove it first")
+    for app in sorted(kit.glob("*/app_*")):
+        if not _is_ours(app):
+            raise ConfigError(f"{app.parent} is of a job that a server could start again; remove it first")
     seat = {"home": str(home.absolute()), "data": str(data.absolute()), "source": source}
     settings = {
         "resources.json": _resources(),
@@ -72,6 +76,12 @@ def harden(kit: Path, home: Path, data: Path, source: str = "") -> str:
         write_json(kit / "local" / file, content)
     write_atomically(kit / "local" / SEAT, tomli_w.dumps({key: value for key, value in seat.items() if value}).encode())
     return name
+
+
+def _is_ours(app: Path) -> bool:
+    """Whether a job's app is the one that fedloom writes for sites; NVFlare's own signatures may lie beside."""
+    files = {file for file in app.rglob("*") if not (file.is_dir() or file.name.startswith(SIGNED))}
+    return files == {app / SITE_CONFIG} and (app / SITE_CONFIG).read_bytes() == SITE_TEXT
 
 
 def _settings(text: str) -> dict[str, Any]:

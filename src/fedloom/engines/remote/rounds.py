@@ -108,6 +108,11 @@ class RemoteEngine:
                 "rounds.stragglers = 'use' in federation.toml takes whole weights of earlier rounds, but "
                 f"sharing.compression = '{trainer.method.plan.compression}' sends how far they moved; use 'drop'"
             )
+        if rules.stragglers == "use" and any(phase.last for phase in trainer.method.phases):
+            raise ConfigError(
+                "rounds.stragglers = 'use' in federation.toml would move blocks on after the rounds in which method "
+                f"'{trainer.method.name}' trains them; use 'drop'"
+            )
         self._trainer, self._run, self._wire, self._rules, self._journal = trainer, run, wire, rules, journal
         self._silos = [silo.name for silo in trainer.federation.silos]
         self._inspection = Inspection(trainer, rules.max_records, records)
@@ -183,6 +188,8 @@ class RemoteEngine:
         if not waiting:
             return True
         if len(progress.results) < self._minimum(progress):
+            if progress.context.round == BEFORE and progress.out and not any(silo in self._owed for silo in waiting):
+                return True  # it needs everybody, and whoever is not there yet need not pay for it
             return seconds > rules.deadline * (1 + rules.extensions)
         if seconds > rules.deadline:
             return True
