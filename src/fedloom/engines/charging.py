@@ -130,10 +130,11 @@ def _private(phases: Iterable[Phase]) -> list[Phase]:
 def noise_source(choice: Mapping[str, Any]) -> str:
     """Where an engine's noise comes from; empty where the seed alone determines it.
 
-    An accelerator draws with a generator of its own, so another device gives other noise.
+    An accelerator draws with a generator of its own, and its model decides where in a tensor each number goes: so
+    another device gives other noise.
     """
     device = choice.get("device", "cpu")
-    return "" if device == "cpu" else f"/{device}"
+    return "" if device == "cpu" else f"/{device}/{choice.get('gpu', '')}"
 
 
 class Charging:
