@@ -342,6 +342,16 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
     assert [release.charges for release in account.releases] == [charges]
 
 
+@pytest.mark.parametrize("window", [{"last": 1}, {"first": 2}])
+def test_phases_of_some_rounds_are_refused(window: dict[str, int]) -> None:
+    """Private steps would train them in every round, and the ledger would charge for that."""
+    trainer, _ = trainer_of(federation_of([0] * 40), *RDP)
+    (phase,) = trainer.method.phases
+    staged = replace(trainer.method, phases=(replace(phase, **window),))
+    with pytest.raises(ConfigError, match=f"^method '{staged.name}' trains '{phase.name}' in some rounds only"):
+        privacy_of_silos(trainer.config, trainer.federation, staged, [(0,), (0,)])
+
+
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:
     ours, others = (trainer_of(federation_of([0] * records), *RDP)[0] for records in (40, 41))
     Charging(others, tmp_path / "ledger.sqlite", b"secret").close()

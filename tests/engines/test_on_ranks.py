@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig
 import fedloom
 from engines.one_answer import PRIVATE
 from engines.ranks_here import led, threads
-from fedloom.cli.ranks import LOOPBACK, launch, loopback_store
+from fedloom.cli.ranks import LOOPBACK, VARIABLES, launch, loopback_store
 from fedloom.config import Config
 from fedloom.engines import ranks
 from fedloom.engines.base import RoundReport
@@ -220,6 +220,12 @@ def test_ranks_of_one_machine_meet_where_nothing_is_unpickled(monkeypatch: pytes
     (config,) = found
     assert (config.rdzv_backend, config.max_restarts) == ("static", 0)
     assert os.environ["GLOO_SOCKET_IFNAME"] in LOOPBACK
+
+
+def test_ranks_start_no_ranks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict.fromkeys(VARIABLES, "1"))
+    with pytest.raises(ConfigError, match=r"^--ranks starts processes, but a launcher has started this one already"):
+        launch(["run", "demo"], 2)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

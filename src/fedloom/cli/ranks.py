@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from fedloom.cli.interruption import INTERRUPTED
-from fedloom.errors import FedloomError, FedloomWarning
+from fedloom.errors import ConfigError, FedloomError, FedloomWarning
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -38,6 +38,8 @@ NumberOfRanks = Annotated[
 
 def launch(words: Sequence[str], ranks: int) -> NoReturn:
     """Do a command in so many ranks on this machine; ends as rank 0 does."""
+    if os.environ.keys() >= VARIABLES:
+        raise ConfigError("--ranks starts processes, but a launcher has started this one already; leave it out")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

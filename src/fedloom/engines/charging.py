@@ -102,6 +102,11 @@ def shared_plans(
 
 def privacy_of_silo(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPrivacy:
     """For one silo: whoever knows its public number of units can make it."""
+    if staged := [phase.name for phase in method.phases if phase.first > 1 or phase.last]:
+        raise ConfigError(
+            f"method '{method.name}' trains '{staged[0]}' in some rounds only, which DP-SGD and its accounts do not "
+            "know; use privacy.mechanism = 'none'"
+        )
     private = _private(method.phases)
     trained = {block for phase in private for block in phase.trains}
     whole = trained <= set(config.privacy.blocks)
