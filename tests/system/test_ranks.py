@@ -17,7 +17,8 @@ from fedloom.runs.folder import RunFolder
 from support import assert_same_run, tiny_config, wait_for
 
 pytestmark = pytest.mark.system
-DYING = Path(__file__).parents[1] / "engines" / "dying_rank.py"
+TESTS = Path(__file__).parents[1]
+DYING = TESTS / "engines" / "dying_rank.py"
 KEEPING = ("rounds=4", "participation.rate=0.7", "local.keep_optimizer=true", "sharing.scopes.encoder=silo")
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0", "privacy.accountant=rdp", "privacy.noise=test")
 FUSED = ("engine.name=fused", "engine.workers=0")
@@ -33,7 +34,9 @@ def fedloom(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]  # pytest keeps its own to itself
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
 def file_of(folder: Path, *overrides: str) -> str:
