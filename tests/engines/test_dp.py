@@ -328,6 +328,7 @@ def test_who_tries_all_seeds_finds_no_noise_to_take_away(noise: str, tmp_path: P
         ({"device": "cuda", "chunk": 4}, {"device": "cuda", "chunk": 2}, 1),
         ({"device": "cpu"}, {"device": "cuda", "chunk": 2}, 2),
         ({"device": "cuda", "gpu": "A100"}, {"device": "cuda", "gpu": "H200"}, 2),
+        ({"device": "cuda", "precision": "float32"}, {"device": "cuda", "precision": "bf16"}, 2),
     ],
 )
 def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(

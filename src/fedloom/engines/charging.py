@@ -136,10 +136,11 @@ def noise_source(choice: Mapping[str, Any]) -> str:
     """Where an engine's noise comes from; empty where the seed alone determines it.
 
     An accelerator draws with a generator of its own, and its model decides where in a tensor each number goes: so
-    another device gives other noise.
+    another device gives other noise. Another precision must: with equal noise, the difference of what two releases say
+    of the records would have none.
     """
     device = choice.get("device", "cpu")
-    return "" if device == "cpu" else f"/{device}/{choice.get('gpu', '')}"
+    return "" if device == "cpu" else f"/{device}/{choice.get('gpu', '')}/{choice.get('precision', '')}"
 
 
 class Charging:

@@ -127,7 +127,9 @@ class FusedEngine:
             "matrix_convolutions": options.matrix_convolutions,
             "compiled": options.compiled,
             "lanes": options.lanes,
-        } | gpu_of(options.device)
+            **({"precision": options.precision} if options.device.type == "cuda" else {}),
+            **gpu_of(options.device),
+        }
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
         """Steps 2 to 6 of a round's life; the mean is taken on the device, chunk by chunk."""
