@@ -327,6 +327,8 @@ def test_who_tries_all_seeds_finds_no_noise_to_take_away(noise: str, tmp_path: P
         ({"device": "cuda", "chunk": 4}, {"device": "cuda", "chunk": 4}, 1),
         ({"device": "cuda", "chunk": 4}, {"device": "cuda", "chunk": 2}, 1),
         ({"device": "cpu"}, {"device": "cuda", "chunk": 2}, 2),
+        ({"device": "cuda", "gpu": "A100"}, {"device": "cuda", "gpu": "H200"}, 2),
+        ({"device": "cuda", "precision": "float32"}, {"device": "cuda", "precision": "bf16"}, 2),
     ],
 )
 def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
@@ -339,6 +341,16 @@ def test_a_round_that_is_done_again_with_other_noise_is_paid_for_again(
         charging.close()
     (account,) = read_accounts(tmp_path / "ledger.sqlite")
     assert [release.charges for release in account.releases] == [charges]
+
+
+@pytest.mark.parametrize("window", [{"last": 1}, {"first": 2}])
+def test_phases_of_some_rounds_are_refused(window: dict[str, int]) -> None:
+    """Private steps would train them in every round, and the ledger would charge for that."""
+    trainer, _ = trainer_of(federation_of([0] * 40), *RDP)
+    (phase,) = trainer.method.phases
+    staged = replace(trainer.method, phases=(replace(phase, **window),))
+    with pytest.raises(ConfigError, match=f"^method '{staged.name}' trains '{phase.name}' in some rounds only"):
+        privacy_of_silos(trainer.config, trainer.federation, staged, [(0,), (0,)])
 
 
 def test_a_ledger_of_other_data_is_refused(tmp_path: Path) -> None:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
+import queue
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+from torch.distributed.launcher.api import LaunchConfig
 
 import fedloom
 from engines.one_answer import PRIVATE
 from engines.ranks_here import led, threads
+from fedloom.cli.ranks import LOOPBACK, VARIABLES, launch, loopback_store
 from fedloom.config import Config
+from fedloom.engines import ranks
 from fedloom.engines.base import RoundReport
 from fedloom.engines.ranks import LEADER, joined, place
 from fedloom.engines.remote.frames import Frame
 from fedloom.errors import ConfigError, FedloomError
-from fedloom.experiment import Observer, train
+from fedloom.experiment import Observer, on_ranks, train
 from fedloom.experiment.on_ranks import HERE, Leader
 from fedloom.federation.records import Federation
 from support import assert_same_run, tiny_config
@@ -124,6 +135,13 @@ def test_ranks_that_read_other_records_are_refused(tmp_path: Path, monkeypatch: 
     assert refusal(tmp_path) == "rank 1 has read other records than rank 0; give every machine the same data"
 
 
+def test_ranks_that_train_on_other_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose bits are others, and whose noise."""
+    devices = itertools.count()
+    monkeypatch.setattr(on_ranks, "gpu_of", lambda _: {"gpu": f"GPU {next(devices)}"})
+    assert refusal(tmp_path) == "rank 1 trains on GPU 0, and rank 0 on GPU 1; give all the same"
+
+
 def test_what_a_rank_cannot_read_is_said_as_its_own(tmp_path: Path) -> None:
     def missing(_: int) -> Config | None:
         raise ConfigError("there is no file here")
@@ -141,6 +159,73 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, str(value))
         with pytest.raises(ConfigError, match=rf"^port 127\.0\.0\.1:{port} is in use; take another one"):
             joined()
+
+
+def test_ranks_that_count_their_starts_otherwise_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one machine's launcher started its ranks again before another's saw that anybody had died."""
+    monkeypatch.setattr(ranks, "ARRIVAL", timedelta(seconds=0.5))
+    store = loopback_store()
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with ThreadPoolExecutor(2) as pool:
+        coming = [
+            pool.submit(joined, {**common, "RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(rank)})
+            for rank in range(2)
+        ]
+        for rank in coming:
+            with pytest.raises(FedloomError, match=r"^the ranks did not find each other at 127\.0\.0\.1:"):
+                rank.result(30)
+
+
+def test_what_goes_wrong_while_ranks_talk_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little memory for a frame is no lost rank; and nobody waits for a thread that has ended."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    came: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def told() -> None:
+        try:
+            ranks.TorchRanks(0, 2).tell(1, Frame({"kind": HERE}))
+        except MemoryError as error:
+            came.put(error)
+
+    monkeypatch.setattr(ranks.dist, "send", full)
+    threading.Thread(target=told, daemon=True).start()
+    assert isinstance(came.get(timeout=10), MemoryError)
+
+
+def test_ranks_of_one_machine_listen_to_nobody_else() -> None:
+    """127.0.0.2 is this machine, too: a store that listened on all networks would be there."""
+    store = loopback_store()
+    socket.create_connection(("127.0.0.1", store.port), timeout=5).close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", store.port), timeout=5)
+
+
+def test_ranks_of_one_machine_meet_where_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the store above, which the launcher takes for its own."""
+    found: list[LaunchConfig] = []
+
+    def launched(config: LaunchConfig, _: str) -> Callable[..., None]:
+        found.append(config)
+        return lambda *_: None
+
+    monkeypatch.setattr(torch.distributed.launcher.api, "elastic_launch", launched)
+    monkeypatch.setattr(logging, "disable", lambda: None)
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(typer.Exit):
+        launch(["run", "demo"], 2)
+    (config,) = found
+    assert (config.rdzv_backend, config.max_restarts) == ("static", 0)
+    assert os.environ["GLOO_SOCKET_IFNAME"] in LOOPBACK
+
+
+def test_ranks_start_no_ranks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict.fromkeys(VARIABLES, "1"))
+    with pytest.raises(ConfigError, match=r"^--ranks starts processes, but a launcher has started this one already"):
+        launch(["run", "demo"], 2)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

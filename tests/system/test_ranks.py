@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,10 +14,11 @@ import pytest
 from fedloom.experiment import train
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
-from support import assert_same_run, tiny_config
+from support import assert_same_run, tiny_config, wait_for
 
 pytestmark = pytest.mark.system
-DYING = Path(__file__).parents[1] / "engines" / "dying_rank.py"
+TESTS = Path(__file__).parents[1]
+DYING = TESTS / "engines" / "dying_rank.py"
 KEEPING = ("rounds=4", "participation.rate=0.7", "local.keep_optimizer=true", "sharing.scopes.encoder=silo")
 PRIVATE = ("privacy.mechanism=dp-sgd", "privacy.noise_multiplier=1.0", "privacy.accountant=rdp", "privacy.noise=test")
 FUSED = ("engine.name=fused", "engine.workers=0")
@@ -31,7 +34,9 @@ def fedloom(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]  # pytest keeps its own to itself
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
 def file_of(folder: Path, *overrides: str) -> str:
@@ -79,6 +84,20 @@ def test_a_rank_that_is_killed_ends_the_run_which_goes_on_on_others(
     again = fedloom("resume", str(out), "--ranks=3")
     assert again.returncode == 0, again.stderr
     assert_same_run(out, alone)
+
+
+def test_a_run_that_is_stopped_leaves_nothing_of_its_silos_behind(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    words = [sys.executable, "-m", "fedloom", "run", "demo", "rounds=2000", f"--out={out}", "--ranks=2"]
+    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size > 0)
+            assert list(scratch.glob("fedloom-rank-*"))
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert not list(scratch.glob("fedloom-rank-*"))
 
 
 @pytest.mark.parametrize(("rank", "when"), [(0, 15), (1, 3)])

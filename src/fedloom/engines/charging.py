@@ -102,6 +102,11 @@ def shared_plans(
 
 def privacy_of_silo(config: Config, method: Method, silo: str, units: int, rounds: tuple[int, ...]) -> SiloPrivacy:
     """For one silo: whoever knows its public number of units can make it."""
+    if staged := [phase.name for phase in method.phases if phase.first > 1 or phase.last]:
+        raise ConfigError(
+            f"method '{method.name}' trains '{staged[0]}' in some rounds only, which DP-SGD and its accounts do not "
+            "know; use privacy.mechanism = 'none'"
+        )
     private = _private(method.phases)
     trained = {block for phase in private for block in phase.trains}
     whole = trained <= set(config.privacy.blocks)
@@ -130,10 +135,12 @@ def _private(phases: Iterable[Phase]) -> list[Phase]:
 def noise_source(choice: Mapping[str, Any]) -> str:
     """Where an engine's noise comes from; empty where the seed alone determines it.
 
-    An accelerator draws with a generator of its own, so another device gives other noise.
+    An accelerator draws with a generator of its own, and its model decides where in a tensor each number goes: so
+    another device gives other noise. Another precision must: with equal noise, the difference of what two releases say
+    of the records would have none.
     """
     device = choice.get("device", "cpu")
-    return "" if device == "cpu" else f"/{device}"
+    return "" if device == "cpu" else f"/{device}/{choice.get('gpu', '')}/{choice.get('precision', '')}"
 
 
 class Charging:

@@ -127,6 +127,8 @@ class FusedEngine:
             "matrix_convolutions": options.matrix_convolutions,
             "compiled": options.compiled,
             "lanes": options.lanes,
+            **({"precision": options.precision} if options.device.type == "cuda" else {}),
+            **gpu_of(options.device),
         }
 
     def round(self, job: Job) -> tuple[FederationState, RoundReport]:
@@ -328,6 +330,11 @@ class FusedEngine:
         finite = finite_rows([tensor[:count] for tensor in program.weights.values()])
         found = zip(program.terms(steps), program.kept(count), finite.tolist(), strict=True)
         return [Trained(terms, kept, is_finite) for terms, kept, is_finite in found]
+
+
+def gpu_of(device: torch.device) -> dict[str, str]:
+    """The model of a GPU: another one gives other last bits, and other noise."""
+    return {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
 
 
 def in_order(members: Iterable[Member]) -> list[Member]:

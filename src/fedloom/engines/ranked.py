@@ -103,14 +103,16 @@ def dismiss(ranks: Ranks) -> None:
 def follow(ranks: Ranks, engine: Divisible, overflow: Overflow) -> None:
     """Do what the leader asks until it says that this is the end; what silos keep lies here meanwhile."""
     kept: dict[int, SiloState] = {}
-    while (frame := ranks.hear(LEADER)).kind != END:
-        if frame.kind == ORDER:
-            ranks.tell(LEADER, _carried_out(frame, engine, kept, overflow))
-        elif frame.kind == STATE:
-            ranks.tell(LEADER, Frame({"kind": STATE}, {STATE: packed(kept[frame.header["silo"]].tensors)}))
-        elif frame.kind == FORGET:
-            del kept[frame.header["silo"]]
-    engine.close()
+    try:
+        while (frame := ranks.hear(LEADER)).kind != END:
+            if frame.kind == ORDER:
+                ranks.tell(LEADER, _carried_out(frame, engine, kept, overflow))
+            elif frame.kind == STATE:
+                ranks.tell(LEADER, Frame({"kind": STATE}, {STATE: packed(kept[frame.header["silo"]].tensors)}))
+            elif frame.kind == FORGET:
+                del kept[frame.header["silo"]]
+    finally:
+        engine.close()
 
 
 def _carried_out(frame: Frame, engine: Divisible, kept: dict[int, SiloState], overflow: Overflow) -> Frame:

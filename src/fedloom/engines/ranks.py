@@ -26,7 +26,7 @@ T = TypeVar("T")
 LEADER = 0
 STARTS = "TORCHELASTIC_RESTART_COUNT"
 ARRIVAL = timedelta(minutes=10)  # in which all ranks must have come
-PATIENCE = timedelta(days=365)  # a rank waits for as long as the leader evaluates; one that died is known at once
+PATIENCE = timedelta(days=365)  # a rank waits for as long as the leader evaluates; a process that died is known at once
 
 
 class LostRankError(FedloomError):
@@ -100,6 +100,8 @@ def joined(environment: Mapping[str, str] = os.environ) -> TorchRanks:
             store = TCPStore(host, port, size, here, timeout=ARRIVAL)
             # A launcher may keep its store when it starts ranks again, and addresses of those that died are in it.
             own = PrefixStore(f"start-{environment.get(STARTS, 0)}", store)
+            own.set(str(rank), "")
+            own.wait([str(each) for each in range(size)], ARRIVAL)  # gloo would have the PATIENCE of a year
             dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
     except RuntimeError as error:  # torch's own are of this kind
         if "EADDRINUSE" in str(error):
@@ -129,18 +131,21 @@ def place(environment: Mapping[str, str] = os.environ) -> None:
 
 def _interruptibly(talk: Callable[[], T], rank: int) -> T:
     """Talk to another rank beside this thread, which hears of signals meanwhile."""
-    found: queue.SimpleQueue[T | RuntimeError] = queue.SimpleQueue()
+    found: queue.SimpleQueue[tuple[T] | Exception] = queue.SimpleQueue()
 
     def talked() -> None:
         try:
-            found.put(talk())
-        except RuntimeError as error:
+            found.put((talk(),))
+        except Exception as error:  # whichever: nobody else would hear of it, and wait for ever
             found.put(error)
 
     threading.Thread(target=talked, daemon=True).start()
-    if isinstance(came := found.get(), RuntimeError):
+    came = found.get()
+    if isinstance(came, RuntimeError):  # torch's own are of this kind
         raise _lost(rank) from came
-    return came
+    if isinstance(came, Exception):
+        raise came
+    return came[0]
 
 
 def _lost(rank: int) -> LostRankError:

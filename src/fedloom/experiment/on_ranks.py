@@ -12,6 +12,7 @@ from typing import Any
 import fedloom
 from fedloom.config import Config
 from fedloom.engines.choice import device_of, make_engine
+from fedloom.engines.fused import gpu_of
 from fedloom.engines.pieces import Divisible
 from fedloom.engines.ranked import END, FAILED, RankedEngine, dismiss, follow
 from fedloom.engines.ranks import LEADER, LostRankError, Ranks, place, started_again
@@ -67,8 +68,11 @@ class Leader:
             self._ranks.tell(rank, Frame({"kind": EXPERIMENT, "config": config.to_toml()}))
         experiment = _prepared(config)
         for rank in self._others:
-            if self._heard(rank).header["data"] != _digest(experiment):
+            there = self._heard(rank).header
+            if there["data"] != _digest(experiment):
                 raise FedloomError(f"rank {rank} has read other records than rank 0; give every machine the same data")
+            if there["device"] != (here := _device(config)):
+                raise FedloomError(f"rank {rank} trains on {there['device']}, and rank 0 on {here}; give all the same")
         return experiment
 
     @staticmethod
@@ -104,7 +108,7 @@ def follow_leader(ranks: Ranks, given: Callable[[], Config | None]) -> None:
     except FedloomError as error:
         ranks.tell(LEADER, Frame({"kind": FAILED, "reason": str(error)}))
         return
-    ranks.tell(LEADER, Frame({"kind": READY, "data": _digest(experiment)}))
+    ranks.tell(LEADER, Frame({"kind": READY, "data": _digest(experiment), "device": _device(config)}))
     if (frame := ranks.hear(LEADER)).kind == END:
         return
     if frame.header["groups"] is not None:
@@ -122,6 +126,12 @@ def _prepared(config: Config) -> Experiment:
     if device_of(config.engine).type == "cuda":
         place()
     return Experiment.of(config)
+
+
+def _device(config: Config) -> str:
+    """What this rank trains on: other devices have other bits, and other noise."""
+    device = device_of(config.engine)
+    return gpu_of(device).get("gpu", device.type)
 
 
 def _digest(experiment: Experiment) -> str:
