@@ -78,7 +78,10 @@ def asked_now(silo: Joining) -> bool:
 
 
 def halted(child: Child) -> bool:
-    return Path(f"/proc/{pid(child)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    try:
+        return Path(f"/proc/{pid(child)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, ValueError):  # it is being started
+        return False
 
 
 @dataclass

@@ -80,7 +80,7 @@ KILLED = {
 @pytest.mark.parametrize("who", KILLED)
 def test_whatever_is_killed_the_run_is_over_soon(place: Place, who: str) -> None:
     """In its second round, which cannot be over before: one silo halts with its answer in hand."""
-    name, silo = f"{who}-killed", place.joined[0]
+    name, silo = f"{who}-soon", place.joined[0]
     moments = list[float]()
 
     def kill() -> None:
