@@ -344,7 +344,7 @@ def test_memory_that_runs_out_in_a_round_done_again_costs_nothing_more(
     assert str(run_together([again], engine, crash)[0]) == "the machine went down"
     assert engine.chunk == 2
     charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
-    assert charges == [(1, f"{experiment.config.digest()}/cuda")]
+    assert charges == [(1, f"{experiment.config.digest()}/cuda//")]
     (first, _), (second, _) = (outcome for outcome in sent if not isinstance(outcome, Exception))
     for key, block in first.server.blocks.items():
         assert_alike(second.server.blocks[key], block, again.state.server.blocks[key], tolerance=1e-3)
@@ -376,4 +376,4 @@ def test_a_run_goes_on_after_memory_ran_out_between_checkpoints(
     assert not run_together([again], engine, engine.rounds)
     run = experiment.config.digest()
     charges = Ledger(loop.folder.ledger, read_only=True)._rows(CHARGES)
-    assert charges == [(number, f"{run}/cuda") for number in (1, 2, 3, 4)]
+    assert charges == [(number, f"{run}/cuda//") for number in (1, 2, 3, 4)]
