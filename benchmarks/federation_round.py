@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from common import keep, show
 from fedloom.config import Config, load_config
-from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import POLICY, Neighbourhood, running, settle
 from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.flower.folder import write_app
@@ -48,6 +47,7 @@ from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.files import read_lines
 from fedloom.streams import Streams
 from flower_federation import standing
+from places import charter_of
 
 SIZES = {"7k": ("[4]", 2), "1.1M": ("[512, 256]", 40), "26M": ("[3072, 3072]", 256)}  # hidden layers, latent
 SILOS = 3
@@ -223,15 +223,7 @@ def direct(folder: Path, federation: Federation, *, walls: bool) -> Iterator[Pla
 def flower(folder: Path, federation: Federation, *, walls: bool) -> Iterator[Place]:
     """A SuperLink and SuperNodes, without TLS; who is there is seen with the first run alone."""
     assert not walls, "walls are those of the wire 'direct'"
-    charter = Charter(
-        name="theirs",
-        silos={silo.name: federation.groups[silo.groups[0]] for silo in federation.silos},
-        shape=federation.shape,
-        modality=federation.modality.name,
-        classes=federation.classes,
-        records={silo.name: len(silo) for silo in federation.silos},
-        wire="flower",
-    )
+    charter = charter_of(federation, "flower")
     start = time.monotonic()
 
     def found(config: Config) -> Path:

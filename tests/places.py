@@ -15,6 +15,7 @@ from pathlib import Path
 import tomli_w
 
 from fedloom.config import Config
+from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import Neighbourhood, running, settle
 from fedloom.deployment.direct.conductor import DirectConductor
 from fedloom.deployment.direct.serving import DirectServing
@@ -59,6 +60,19 @@ def private(epsilon: float, noise: str) -> str:
 
 def config_of(*overrides: str) -> Config:
     return tiny_config("engine.name=reference", "rounds=2", "data.silos=2", *overrides)
+
+
+def charter_of(federation: Federation, wire: str) -> Charter:
+    """Of an experiment in a federation that others run, whose silos have these records."""
+    return Charter(
+        name="theirs",
+        silos={silo.name: federation.groups[silo.groups[0]] for silo in federation.silos},
+        shape=federation.shape,
+        modality=federation.modality.name,
+        classes=federation.classes,
+        records={silo.name: len(silo) for silo in federation.silos},
+        wire=wire,
+    )
 
 
 def pid(child: Child) -> int:

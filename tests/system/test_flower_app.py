@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.deployment.charter import Charter
 from fedloom.deployment.flower.folder import write_app
 from fedloom.deployment.hosted.run import HostedRun
 from fedloom.experiment import train
@@ -16,7 +15,7 @@ from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
 from flower_federation import standing
-from places import POLICY, RULES, config_of
+from places import POLICY, RULES, charter_of, config_of
 from support import equal_bits
 
 pytestmark = pytest.mark.system
@@ -25,14 +24,7 @@ pytestmark = pytest.mark.system
 def test_in_a_federation_of_others_silos_learn_what_the_reference_engine_learns(tmp_path: Path) -> None:
     config = config_of("method.name=fissionvae", "data.silos=1")
     federation = build_federation(config.data, Streams(config.seed))
-    charter = Charter(
-        name="theirs",
-        silos={silo.name: federation.groups[silo.groups[0]] for silo in federation.silos},
-        shape=federation.shape,
-        classes=federation.classes,
-        records={silo.name: len(silo) for silo in federation.silos},
-        wire="flower",
-    )
+    charter = charter_of(federation, "flower")
     train(config, tmp_path / "reference", federation)
     write_app(HostedRun(config, charter, RULES, "runs/first"), tmp_path / "app")
     with standing(tmp_path / "others", federation, POLICY) as others:

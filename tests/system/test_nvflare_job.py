@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from fedloom.deployment.charter import Charter
 from fedloom.deployment.demo import write_records
 from fedloom.deployment.hosted.run import HostedRun
 from fedloom.deployment.nvflare.job import CONDUCTOR, EXECUTOR, SITE_CONFIG, write_job
@@ -29,7 +28,7 @@ from fedloom.privacy.ledger import read_accounts
 from fedloom.runs.checkpoint import load_checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.streams import Streams
-from places import RULES, config_of, private
+from places import RULES, charter_of, config_of, private
 from support import equal_bits, wait_for
 
 pytestmark = [
@@ -144,14 +143,7 @@ def test_in_a_federation_of_others_sites_learn_what_the_reference_engine_learns_
     config = config_of("method.name=fedvae", f"rounds={ROUNDS}", *silos, *noise)
     federation = build_federation(config.data, Streams(config.seed))
     assert len(federation.silos) == 3
-    charter = Charter(
-        name="theirs",
-        silos={silo.name: federation.groups[silo.groups[0]] for silo in federation.silos},
-        shape=federation.shape,
-        classes=federation.classes,
-        records={silo.name: len(silo) for silo in federation.silos},
-        wire="nvflare",
-    )
+    charter = charter_of(federation, "nvflare")
     train(config, tmp_path / "reference", federation)
     job = tmp_path / "job"
     write_job(HostedRun(config, charter, RULES, "runs/first"), job)
